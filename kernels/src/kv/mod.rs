@@ -1,8 +1,11 @@
 //! The KV cache in pages: how a page is laid out, how values are quantized, and the memory that holds pages.
 
+pub mod codec;
+mod host;
 mod layout;
 mod memory;
 
+pub use host::{HostKv, HostKvError, SliceRef};
 pub use layout::{KvDtype, KvLayout, KvPart, LayoutError};
 pub use memory::{KvMemory, SliceError};
 

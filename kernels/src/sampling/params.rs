@@ -53,3 +53,19 @@ impl Default for SamplingParams {
         }
     }
 }
+
+impl SamplingParams {
+    /// Whether logits change before temperature and filters.
+    pub(super) fn adjusts(&self) -> bool {
+        self.penalizes()
+            || !self.logit_bias.is_empty()
+            || !self.allowed_tokens.is_empty()
+            || !self.bad_words.is_empty()
+            || (self.min_tokens > 0 && !self.stop_tokens.is_empty())
+    }
+
+    /// Whether the tokens so far change logits.
+    pub(super) fn penalizes(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
+}
