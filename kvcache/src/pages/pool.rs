@@ -99,7 +99,9 @@ impl Pool {
     /// Pages whose last holder beside the prefix index let go, in that order. A page may have found a new holder since.
     pub(crate) fn take_idle(&self, into: &mut Vec<PageId>) {
         let mut state = self.state.lock();
-        let PoolState { idle, idle_queued, .. } = &mut *state;
+        let PoolState {
+            idle, idle_queued, ..
+        } = &mut *state;
         for page in idle.drain(..) {
             idle_queued[page.0 as usize] = false;
             into.push(page);

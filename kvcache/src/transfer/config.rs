@@ -29,8 +29,8 @@ pub struct TransferConfig {
     pub max_links: usize,
     /// Control messages that may wait on one link. A peer that lets it fill up loses the link.
     pub control_queue: usize,
-    /// Bytes of slices gathered before they are written to a socket.
-    pub send_buffer_bytes: usize,
+    /// Bytes buffered at each end of a data connection.
+    pub buffer_bytes: usize,
 }
 
 /// Which transports a worker offers or accepts.
@@ -57,7 +57,7 @@ impl Default for TransferConfig {
             max_transfers: 1024,
             max_links: 256,
             control_queue: 4096,
-            send_buffer_bytes: 256 * 1024,
+            buffer_bytes: 256 * 1024,
         }
     }
 }
@@ -87,18 +87,26 @@ impl TransferConfig {
         ];
         for (field, value) in times {
             if !(10..=3_600_000).contains(&value) {
-                return Err(InvalidConfig::new(field, value, "choose 10 to 3600000 milliseconds"));
+                return Err(InvalidConfig::new(
+                    field,
+                    value,
+                    "choose 10 to 3600000 milliseconds",
+                ));
             }
         }
         let counts = [
             ("transfer.max_transfers", self.max_transfers, 1, 1 << 20),
             ("transfer.max_links", self.max_links, 1, 1 << 16),
             ("transfer.control_queue", self.control_queue, 16, 1 << 20),
-            ("transfer.send_buffer_bytes", self.send_buffer_bytes, 4096, 1 << 26),
+            ("transfer.buffer_bytes", self.buffer_bytes, 4096, 1 << 26),
         ];
         for (field, value, least, most) in counts {
             if !(least..=most).contains(&value) {
-                return Err(InvalidConfig::new(field, value, format!("choose {least} to {most}")));
+                return Err(InvalidConfig::new(
+                    field,
+                    value,
+                    format!("choose {least} to {most}"),
+                ));
             }
         }
         Ok(())

@@ -33,7 +33,9 @@ pub enum TransferError {
         layers: u32,
     },
     /// The two ends disagree on what is to be sent.
-    #[error("the receiver leased pages {leased_first}..{leased_end}, and {first_page}..{end_page} are to be sent")]
+    #[error(
+        "the receiver leased pages {leased_first}..{leased_end}, and {first_page}..{end_page} are to be sent"
+    )]
     RangeMismatch {
         leased_first: u32,
         leased_end: u32,
