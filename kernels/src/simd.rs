@@ -53,6 +53,9 @@ impl SimdLevel {
 /// Methods of an implementation may be called only where its instruction set exists, which
 /// [`multiversion!`] sees to. Pointers must be valid for the lanes that a method names; no alignment is needed.
 pub(crate) unsafe trait Lanes: Copy {
+    /// How many accumulators stay in registers beside a few operands.
+    const ACCUMULATORS: usize;
+
     fn splat(value: f32) -> Self;
     /// # Safety
     /// `from` must be readable for 16 f32.
@@ -131,6 +134,8 @@ impl Portable {
 
 // SAFETY: uses no instruction beyond the target's own.
 unsafe impl Lanes for Portable {
+    const ACCUMULATORS: usize = 3;
+
     #[inline(always)]
     fn splat(value: f32) -> Self {
         Self([value; LANES])
@@ -211,6 +216,8 @@ mod x86 {
 
     // SAFETY: used under avx512f, avx2 and fma.
     unsafe impl Lanes for Avx512 {
+        const ACCUMULATORS: usize = 24;
+
         #[inline(always)]
         fn splat(value: f32) -> Self {
             // SAFETY: contract of the trait.
@@ -317,6 +324,8 @@ mod x86 {
 
     // SAFETY: used under avx2 and fma.
     unsafe impl Lanes for Avx2 {
+        const ACCUMULATORS: usize = 6;
+
         #[inline(always)]
         fn splat(value: f32) -> Self {
             // SAFETY: contract of the trait.
@@ -409,9 +418,9 @@ mod x86 {
 
 /// Defines `fn name(level, arguments)` that runs `body::<V>(arguments)` compiled for the level.
 ///
-/// `body` must be `#[inline(always)]`, so that it is compiled with the features of its caller.
+/// `body` may have a second type parameter, given in brackets. It must be `#[inline(always)]`, so that it is compiled with the features of its caller.
 macro_rules! multiversion {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident $([$extra:ty])?) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
         $vis fn $name(level: $crate::simd::SimdLevel, $($arg: $ty),*) $(-> $ret)? {
@@ -419,13 +428,13 @@ macro_rules! multiversion {
             #[target_feature(enable = "avx512f,avx2,fma")]
             #[allow(clippy::too_many_arguments)]
             fn avx512($($arg: $ty),*) $(-> $ret)? {
-                $body::<$crate::simd::Avx512>($($arg),*)
+                $body::<$crate::simd::Avx512 $(, $extra)?>($($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             #[allow(clippy::too_many_arguments)]
             fn avx2($($arg: $ty),*) $(-> $ret)? {
-                $body::<$crate::simd::Avx2>($($arg),*)
+                $body::<$crate::simd::Avx2 $(, $extra)?>($($arg),*)
             }
             match level {
                 // SAFETY: a level is taken only from those that `SimdLevel::available` found.
@@ -434,7 +443,7 @@ macro_rules! multiversion {
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::simd::SimdLevel::Avx2 => unsafe { avx2($($arg),*) },
-                $crate::simd::SimdLevel::Portable => $body::<$crate::simd::Portable>($($arg),*),
+                $crate::simd::SimdLevel::Portable => $body::<$crate::simd::Portable $(, $extra)?>($($arg),*),
             }
         }
     };

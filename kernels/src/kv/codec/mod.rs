@@ -10,7 +10,7 @@
 //!   `448 = 1.75 * 2^8`, `s = 2^(E - 8)` where `m <= 1.75`, else `2^(E - 7)`; not below 2^-126, so that `s` and `1 / s`
 //!   are both normal. An all-zero vector has the scale byte 127 (`s = 1`).
 //! * **Not finite**: infinities and NaN count as `f32::MAX` for `amax`. The vector's other values then drown; nothing
-//!   hides that the input was broken.
+//!   hides that the input was broken. Values within half a step of 2^128 read back as infinite.
 //!
 //! Everything is integer arithmetic, one multiplication by a power of two, and one addition: no division and no
 //! library function, so a GPU computes equal bits. A vector's bytes depend on that vector alone: appending a token never

@@ -89,7 +89,7 @@ proptest! {
 
     #[test]
     fn vectors_quantize_as_the_reference_on_every_level(
-        vector in prop::collection::vec(prop_oneof![-3f32..3.0, any_bits().prop_filter("finite", |v| v.is_finite())], 1..130),
+        vector in prop::collection::vec(prop_oneof![-3f32..3.0, any_bits().prop_filter("not near overflow", |v| v.abs() < 3e38)], 1..130),
     ) {
         let amax = vector.iter().fold(0f64, |a, v| a.max(f64::from(v.abs())));
         let exponent = reference::scale_exponent(amax);
