@@ -77,6 +77,8 @@ pub(crate) unsafe trait Lanes: Copy {
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
     fn div(self, other: Self) -> Self;
+    /// The larger; `other` where one is NaN.
+    fn max(self, other: Self) -> Self;
     /// self * by + plus, rounded once.
     fn fma(self, by: Self, plus: Self) -> Self;
     /// Bits of each lane shifted left by 23: the integer in the low bits becomes an exponent.
@@ -177,6 +179,10 @@ unsafe impl Lanes for Portable {
     #[inline(always)]
     fn div(self, other: Self) -> Self {
         self.zip(other, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        self.zip(other, |a, b| if a > b { a } else { b })
     }
     #[inline(always)]
     fn fma(self, by: Self, plus: Self) -> Self {
@@ -285,6 +291,11 @@ mod x86 {
             Self(unsafe { _mm512_div_ps(self.0, other.0) })
         }
         #[inline(always)]
+        fn max(self, other: Self) -> Self {
+            // SAFETY: contract of the trait.
+            Self(unsafe { _mm512_max_ps(self.0, other.0) })
+        }
+        #[inline(always)]
         fn fma(self, by: Self, plus: Self) -> Self {
             // SAFETY: contract of the trait.
             Self(unsafe { _mm512_fmadd_ps(self.0, by.0, plus.0) })
@@ -386,6 +397,11 @@ mod x86 {
         fn div(self, other: Self) -> Self {
             // SAFETY: contract of the trait.
             unsafe { Self(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
+        }
+        #[inline(always)]
+        fn max(self, other: Self) -> Self {
+            // SAFETY: contract of the trait.
+            unsafe { Self(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
         }
         #[inline(always)]
         fn fma(self, by: Self, plus: Self) -> Self {

@@ -18,6 +18,7 @@
 //! 4 * head_dim FLOPs for each (row, head, visible token); stored KV is read and decoded once for each 16 rows of a span.
 
 mod cpu;
+mod page;
 #[cfg(test)]
 mod reference;
 
@@ -98,7 +99,8 @@ pub fn paged_attention(
             }
         }
     }
-    cpu::paged_attention(SimdLevel::detect(), threads, kv, layer, shape, spans, q, out)
+    cpu::paged_attention(SimdLevel::detect(), threads, kv, layer, shape, spans, q, out);
+    Ok(())
 }
 
 #[cfg(test)]
