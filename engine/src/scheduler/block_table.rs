@@ -19,6 +19,14 @@ enum Block {
     Borrowed(PagePin),
 }
 
+/// What [`BlockTable::replace_borrowed`] gives back.
+#[derive(Debug)]
+pub(super) enum Replaced {
+    Borrowed(PagePin),
+    /// Nothing was borrowed: the page is not used.
+    Nothing(MutablePage),
+}
+
 impl BlockTable {
     pub(super) fn cached(pages: Vec<SealedPage>) -> Self {
         Self(pages.into_iter().map(Block::Sealed).collect())
@@ -51,23 +59,30 @@ impl BlockTable {
         matches!(self.0.last(), Some(Block::Borrowed(_)))
     }
 
-    /// Puts a page of its own in the place of the borrowed one, and returns that: its content is still to be copied.
-    pub(super) fn replace_borrowed(&mut self, page: MutablePage) -> Option<PagePin> {
-        match self.0.last_mut() {
-            Some(last @ Block::Borrowed(_)) => match std::mem::replace(last, Block::Mutable(page)) {
-                Block::Borrowed(pin) => Some(pin),
-                Block::Sealed(_) | Block::Mutable(_) => None,
-            },
-            _ => None,
+    /// Puts a page of its own in the place of the borrowed one, whose content is still to be copied.
+    pub(super) fn replace_borrowed(&mut self, page: MutablePage) -> Replaced {
+        match self.0.pop() {
+            Some(Block::Borrowed(pin)) => {
+                self.0.push(Block::Mutable(page));
+                Replaced::Borrowed(pin)
+            }
+            last => {
+                self.0.extend(last);
+                Replaced::Nothing(page)
+            }
         }
+    }
+
+    /// How many of the leading pages are sealed; all others follow them.
+    pub(super) fn sealed(&self) -> u32 {
+        let last = self.0.iter().rposition(|block| matches!(block, Block::Sealed(_)));
+        last.map_or(0, |last| last as u32 + 1)
     }
 
     /// Seals the pages that `hashes` names and that are not sealed yet, and offers them to the prefix index, which may
     /// give back an equal page that it has already.
     pub(super) fn seal(&mut self, hashes: &[BlockHash], index: &mut PrefixIndex) {
-        // Pages are sealed from the front on: look for the first that is not from the back.
-        let sealed = self.0.iter().rposition(|block| matches!(block, Block::Sealed(_)));
-        let first = sealed.map_or(0, |last| last + 1);
+        let first = self.sealed() as usize;
         if first >= hashes.len() {
             return;
         }
