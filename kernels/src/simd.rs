@@ -14,7 +14,7 @@ pub enum SimdLevel {
     /// x86-64 with AVX-512F: one register.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// x86-64 with AVX2 and FMA: two registers.
+    /// x86-64 with AVX2, FMA and F16C: two registers.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// Plain Rust, which the compiler vectorizes where it can.
@@ -36,7 +36,8 @@ impl SimdLevel {
         let mut levels = vec![Self::Portable];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            let half = is_x86_feature_detected!("f16c");
+            if half && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                 levels.insert(0, Self::Avx2);
                 if is_x86_feature_detected!("avx512f") {
                     levels.insert(0, Self::Avx512);
@@ -65,7 +66,7 @@ pub(crate) unsafe trait Lanes: Copy {
     /// # Safety
     /// `from` must be readable for 16 u16.
     unsafe fn load_bf16(from: *const u16) -> Self;
-    /// 16 E4M3 codes, decoded.
+    /// 16 E4M3 codes, decoded; the two NaN codes give +-480, as if E4M3 had no NaN.
     ///
     /// # Safety
     /// `from` must be readable for 16 bytes.
@@ -107,7 +108,7 @@ pub(crate) fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// One E4M3 code as f32: NaN for 0x7f and 0xff.
+/// One E4M3 code as f32; the two NaN codes give +-480.
 #[inline(always)]
 pub(crate) fn e4m3_to_f32(code: u8) -> f32 {
     let magnitude = u32::from(code & 0x7f);
@@ -118,7 +119,6 @@ pub(crate) fn e4m3_to_f32(code: u8) -> f32 {
         (120 << 23, 0.0)
     };
     let value = f32::from_bits((magnitude << 20) + bias) - implicit;
-    let value = if magnitude == 0x7f { f32::NAN } else { value };
     f32::from_bits(value.to_bits() | (u32::from(code & 0x80) << 24))
 }
 
@@ -220,7 +220,7 @@ mod x86 {
 
     // In both: the intrinsics exist because a caller of `Lanes` runs under the features that the implementation names.
 
-    // SAFETY: used under avx512f, avx2 and fma.
+    // SAFETY: used under avx512f, avx2, fma and f16c.
     unsafe impl Lanes for Avx512 {
         const ACCUMULATORS: usize = 24;
 
@@ -246,23 +246,8 @@ mod x86 {
         unsafe fn load_e4m3(from: *const u8) -> Self {
             // SAFETY: contract of the trait; the caller says that 16 bytes are readable.
             unsafe {
-                let code = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
-                let magnitude = _mm512_and_si512(code, _mm512_set1_epi32(0x7f));
-                let sign = _mm512_slli_epi32::<24>(_mm512_xor_si512(code, magnitude));
-                let small = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(8));
-                let bias = _mm512_mask_blend_epi32(
-                    small,
-                    _mm512_set1_epi32(120 << 23),
-                    _mm512_set1_epi32(121 << 23),
-                );
-                let value = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32::<20>(magnitude), bias));
-                let value = _mm512_mask_sub_ps(value, small, value, _mm512_set1_ps(0.015_625));
-                let nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
-                let value = _mm512_mask_blend_ps(nan, value, _mm512_set1_ps(f32::NAN));
-                Self(_mm512_castsi512_ps(_mm512_or_si512(
-                    _mm512_castps_si512(value),
-                    sign,
-                )))
+                let half = e4m3_to_half(_mm_loadu_si128(from.cast()));
+                Self(_mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(HALF_TO_E4M3)))
             }
         }
         #[inline(always)]
@@ -315,25 +300,21 @@ mod x86 {
         }
     }
 
+    /// 16 E4M3 codes as f16 of [`HALF_TO_E4M3`] less: the same bits, further left, under another bias.
     #[inline(always)]
-    unsafe fn e4m3_half(code: __m256i) -> __m256 {
+    unsafe fn e4m3_to_half(codes: __m128i) -> __m256i {
         // SAFETY: the caller runs under avx2.
         unsafe {
-            let magnitude = _mm256_and_si256(code, _mm256_set1_epi32(0x7f));
-            let sign = _mm256_slli_epi32::<24>(_mm256_xor_si256(code, magnitude));
-            let small = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude);
-            // All ones is -1: taking it away adds one to the bias of the small.
-            let bias = _mm256_slli_epi32::<23>(_mm256_sub_epi32(_mm256_set1_epi32(120), small));
-            let value = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32::<20>(magnitude), bias));
-            let implicit = _mm256_and_ps(_mm256_castsi256_ps(small), _mm256_set1_ps(0.015_625));
-            let value = _mm256_sub_ps(value, implicit);
-            let nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
-            let value = _mm256_blendv_ps(value, _mm256_set1_ps(f32::NAN), _mm256_castsi256_ps(nan));
-            _mm256_or_ps(value, _mm256_castsi256_ps(sign))
+            // Sign-extended and shifted, the sign is in the two topmost bits; it belongs into one.
+            let shifted = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(codes));
+            _mm256_and_si256(shifted, _mm256_set1_epi16(0xbfff_u16 as i16))
         }
     }
 
-    // SAFETY: used under avx2 and fma.
+    /// 2^(15 - 7), from f16's bias to E4M3's.
+    const HALF_TO_E4M3: f32 = 256.0;
+
+    // SAFETY: used under avx2, fma and f16c.
     unsafe impl Lanes for Avx2 {
         const ACCUMULATORS: usize = 6;
 
@@ -363,10 +344,11 @@ mod x86 {
         unsafe fn load_e4m3(from: *const u8) -> Self {
             // SAFETY: contract of the trait; the caller says that 16 bytes are readable.
             unsafe {
-                let codes = _mm_loadu_si128(from.cast());
+                let half = e4m3_to_half(_mm_loadu_si128(from.cast()));
+                let factor = _mm256_set1_ps(HALF_TO_E4M3);
                 Self(
-                    e4m3_half(_mm256_cvtepu8_epi32(codes)),
-                    e4m3_half(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(codes))),
+                    _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), factor),
+                    _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256::<1>(half)), factor),
                 )
             }
         }
@@ -441,13 +423,13 @@ macro_rules! multiversion {
         #[allow(clippy::too_many_arguments)]
         $vis fn $name(level: $crate::simd::SimdLevel, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx2,fma")]
+            #[target_feature(enable = "avx512f,avx2,fma,f16c")]
             #[allow(clippy::too_many_arguments)]
             fn avx512($($arg: $ty),*) $(-> $ret)? {
                 $body::<$crate::simd::Avx512 $(, $extra)?>($($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
+            #[target_feature(enable = "avx2,fma,f16c")]
             #[allow(clippy::too_many_arguments)]
             fn avx2($($arg: $ty),*) $(-> $ret)? {
                 $body::<$crate::simd::Avx2 $(, $extra)?>($($arg),*)

@@ -9,8 +9,8 @@
 //! * **Scale**: the smallest power of two `s` with `amax / s <= 448`. From the bits of `amax = m * 2^E`: as
 //!   `448 = 1.75 * 2^8`, `s = 2^(E - 8)` where `m <= 1.75`, else `2^(E - 7)`; not below 2^-126, so that `s` and `1 / s`
 //!   are both normal. An all-zero vector has the scale byte 127 (`s = 1`).
-//! * **Not finite**: infinities and NaN count as `f32::MAX` for `amax`. The vector's other values then drown; nothing
-//!   hides that the input was broken. Values within half a step of 2^128 read back as infinite.
+//! * **Not finite**: a vector with an infinity or a NaN is broken as a whole: its scale byte is 255, E8M0's NaN, and each of
+//!   its codes 0x7f, so whatever reads it gets NaN. Values within half a step of 2^128 read back as infinite.
 //!
 //! Everything is integer arithmetic, one multiplication by a power of two, and one addition: no division and no
 //! library function, so a GPU computes equal bits. A vector's bytes depend on that vector alone: appending a token never
@@ -22,13 +22,16 @@
 #[cfg(test)]
 mod reference;
 
-use crate::simd::e4m3_to_f32;
+use crate::simd::{LANES, Lanes, SimdLevel, e4m3_to_f32, multiversion};
 
 /// The largest E4M3 value.
 pub const E4M3_MAX: f32 = 448.0;
 
 /// Scale byte of an all-zero vector: 2^0.
 pub const UNIT_SCALE: u8 = 127;
+
+/// Scale byte of a vector that is not finite: NaN.
+pub const BROKEN_SCALE: u8 = 255;
 
 const NAN_CODE: u8 = 0x7f;
 const LARGEST_CODE: u32 = 0x7e;
@@ -94,21 +97,23 @@ fn scale_byte(amax_bits: u32) -> u8 {
     if amax_bits == 0 {
         return UNIT_SCALE;
     }
-    let finite = amax_bits.min(0x7f7f_ffff);
-    let exponent = finite >> 23; // biased; 0 for subnormal numbers
-    let above = u32::from(finite & 0x007f_ffff > 0x0060_0000); // m > 1.75
+    if amax_bits >= 0x7f80_0000 {
+        return BROKEN_SCALE;
+    }
+    let exponent = amax_bits >> 23; // biased; 0 for subnormal numbers
+    let above = u32::from(amax_bits & 0x007f_ffff > 0x0060_0000); // m > 1.75
     (exponent + above).saturating_sub(8).max(1) as u8
 }
 
 /// The scale that a byte stands for: `2^(byte - 127)`.
 ///
-/// Bytes that [`quantize`] never writes: 0 is 2^-127 and 255 is NaN, as E8M0 has it.
+/// 255 is NaN. [`quantize`] never writes 0, which is 2^-127.
 #[inline]
 #[must_use]
 pub fn scale(byte: u8) -> f32 {
     match byte {
         0 => f32::from_bits(0x0040_0000),
-        255 => f32::NAN,
+        BROKEN_SCALE => f32::NAN,
         _ => f32::from_bits(u32::from(byte) << 23),
     }
 }
@@ -120,27 +125,31 @@ pub fn scale(byte: u8) -> f32 {
 #[must_use]
 pub fn quantize(vector: &[f32], codes: &mut [u8]) -> u8 {
     assert_eq!(vector.len(), codes.len(), "one code for each value");
-    quantize_at(crate::simd::SimdLevel::detect(), vector, codes)
+    quantize_at(SimdLevel::detect(), vector, codes)
 }
 
-/// Reads `codes [dim]` back into `vector [dim]`.
+/// Reads `codes [dim]`, as [`quantize`] wrote them, back into `vector [dim]`.
 ///
 /// # Panics
 /// Where the lengths differ.
 pub fn dequantize(codes: &[u8], scale_byte: u8, vector: &mut [f32]) {
     assert_eq!(codes.len(), vector.len(), "one value for each code");
-    dequantize_at(crate::simd::SimdLevel::detect(), codes, scale(scale_byte), vector);
+    dequantize_at(SimdLevel::detect(), codes, scale(scale_byte), vector);
 }
 
-crate::simd::multiversion! { fn quantize_at(vector: &[f32], codes: &mut [u8]) -> u8 = quantize_on }
-crate::simd::multiversion! { fn dequantize_at(codes: &[u8], scale: f32, vector: &mut [f32]) = dequantize_on }
+multiversion! { fn quantize_at(vector: &[f32], codes: &mut [u8]) -> u8 = quantize_on }
+multiversion! { fn dequantize_at(codes: &[u8], scale: f32, vector: &mut [f32]) = dequantize_on }
 
 #[inline(always)]
-fn quantize_on<V: crate::simd::Lanes>(vector: &[f32], codes: &mut [u8]) -> u8 {
+fn quantize_on<V: Lanes>(vector: &[f32], codes: &mut [u8]) -> u8 {
     let amax_bits = vector
         .iter()
         .fold(0, |amax, v| (v.to_bits() & 0x7fff_ffff).max(amax));
     let byte = scale_byte(amax_bits);
+    if byte == BROKEN_SCALE {
+        codes.fill(NAN_CODE);
+        return byte;
+    }
     // 2^-(byte - 127): the byte is in 1..=247, so this is normal.
     let inverse = f32::from_bits((254 - u32::from(byte)) << 23);
     for (code, v) in codes.iter_mut().zip(vector) {
@@ -150,8 +159,18 @@ fn quantize_on<V: crate::simd::Lanes>(vector: &[f32], codes: &mut [u8]) -> u8 {
 }
 
 #[inline(always)]
-fn dequantize_on<V: crate::simd::Lanes>(codes: &[u8], scale: f32, vector: &mut [f32]) {
-    for (v, &code) in vector.iter_mut().zip(codes) {
+fn dequantize_on<V: Lanes>(codes: &[u8], scale: f32, vector: &mut [f32]) {
+    let whole = codes.len() / LANES * LANES;
+    let lanes = vector[..whole].chunks_exact_mut(LANES);
+    for (v, codes) in lanes.zip(codes[..whole].chunks_exact(LANES)) {
+        // SAFETY: chunks of 16.
+        unsafe {
+            V::load_e4m3(codes.as_ptr())
+                .mul(V::splat(scale))
+                .store(v.as_mut_ptr())
+        };
+    }
+    for (v, &code) in vector[whole..].iter_mut().zip(&codes[whole..]) {
         *v = e4m3_to_f32(code) * scale;
     }
 }
