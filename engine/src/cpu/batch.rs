@@ -13,8 +13,8 @@ pub(super) struct Batch {
     /// Each token's position in its sequence.
     pub(super) positions: Vec<u32>,
     pub(super) rows: Vec<BatchRow>,
-    /// Which logits are wanted: for each sampling row the index of its last token.
-    pub(super) logit_tokens: Vec<usize>,
+    /// Which logits are wanted: those of each sampling row's last token.
+    pub(super) logit_tokens: Vec<LogitToken>,
     /// Who samples: a slot, and the index in `logit_tokens` of the logits that it samples from.
     pub(super) samples: Vec<(SlotId, usize)>,
     pages: Vec<PageId>,
@@ -31,6 +31,15 @@ pub(super) struct BatchRow {
     pub(super) start: u32,
     /// Where its block table starts in `pages`, and how many pages it has.
     table: (usize, usize),
+}
+
+/// A token whose logits are wanted.
+#[derive(Clone, Copy)]
+pub(super) struct LogitToken {
+    /// Its index in the batch.
+    pub(super) token: usize,
+    /// Its row.
+    pub(super) row: usize,
 }
 
 /// What every row must respect.
@@ -111,7 +120,10 @@ impl Batch {
         self.pages.extend_from_slice(&row.pages);
         if !row.sample.is_empty() {
             let logits = self.logit_tokens.len();
-            self.logit_tokens.push(first + len - 1);
+            self.logit_tokens.push(LogitToken {
+                token: first + len - 1,
+                row: self.rows.len() - 1,
+            });
             self.samples.extend(row.sample.iter().map(|slot| (*slot, logits)));
         }
         Ok(())

@@ -14,7 +14,7 @@ use baton_kernels::{
 
 use super::{
     Model, PlanError,
-    batch::{Batch, BatchRow},
+    batch::{Batch, LogitToken},
     model::Layer,
 };
 use crate::model::ModelConfig;
@@ -25,12 +25,12 @@ pub(super) struct Forward<M> {
     memory: Arc<HostKv>,
     threads: Threads,
     rope: RopeTable,
-    buffers: Buffers,
+    activations: Activations,
 }
 
-/// Activations of a batch; each only grows.
+/// What the layers make of a batch's tokens.
 #[derive(Default)]
-struct Buffers {
+struct Activations {
     /// The residual stream, `[tokens][hidden]`.
     residual: Vec<f32>,
     /// What a block reads of it, `[tokens][hidden]`.
@@ -66,7 +66,7 @@ impl<M: Deref<Target = Model>> Forward<M> {
             memory,
             threads,
             rope,
-            buffers: Buffers::default(),
+            activations: Activations::default(),
         }
     }
 
@@ -77,77 +77,103 @@ impl<M: Deref<Target = Model>> Forward<M> {
         batch: &Batch,
         mut layers_done: impl FnMut(u32),
     ) -> Result<&[f32], PlanError> {
+        let (threads, memory, a) = (&self.threads, &*self.memory, &mut self.activations);
         let model = &*self.model;
         let config = model.config();
-        let (tokens, hidden, eps) = (batch.tokens.len(), config.hidden, config.norm_eps);
-        let spans: Vec<QuerySpan<'_>> = batch.rows.iter().map(|row| span(batch, row)).collect();
+        let eps = config.norm_eps;
+        let mut spans = Vec::with_capacity(batch.rows.len().max(batch.logit_tokens.len()));
+        spans.extend(batch.rows.iter().map(|row| QuerySpan {
+            pages: batch.table(row),
+            start: row.start,
+            len: row.len as u32,
+        }));
 
-        let buffers = &mut self.buffers;
-        let residual = fit(&mut buffers.residual, tokens * hidden);
-        let normed = fit(&mut buffers.normed, tokens * hidden);
-        let delta = fit(&mut buffers.delta, tokens * hidden);
-        let qkv = fit(
-            &mut buffers.qkv,
-            tokens * (config.query_width() + 2 * config.kv_width()),
-        );
-        let queries = fit(&mut buffers.queries, tokens * config.query_width());
-        let attended = fit(&mut buffers.attended, tokens * config.query_width());
-        let gate_up = fit(&mut buffers.gate_up, tokens * 2 * config.intermediate);
-        let activated = fit(&mut buffers.activated, tokens * config.intermediate);
-
-        model.embedding.gather(&batch.tokens, residual);
-        delta.fill(0.0);
+        a.shape(batch.tokens.len(), config);
+        model.embedding.gather(&batch.tokens, &mut a.residual);
+        a.delta.fill(0.0);
         for (index, layer) in model.layers.iter().enumerate() {
-            add_rms_norm(residual, delta, &layer.attention_norm, eps, normed);
-            layer.qkv.apply(&self.threads, normed, qkv);
+            let index = index as u32;
+            add_rms_norm(
+                &mut a.residual,
+                &a.delta,
+                &layer.attention_norm,
+                eps,
+                &mut a.normed,
+            );
+            layer.qkv.apply(threads, &a.normed, &mut a.qkv);
             let heads = Heads {
                 config,
                 layer,
                 rope: &self.rope,
             };
-            heads.store(&self.memory, index as u32, batch, qkv, queries)?;
-            layers_done(index as u32 + 1);
+            heads.store(memory, index, batch, &mut a.qkv, &mut a.queries)?;
+            layers_done(index + 1);
+            if index as usize == config.layers - 1 {
+                // All KV is stored; what the rest of the last layer makes of a token only serves its logits.
+                if batch.logit_tokens.is_empty() {
+                    return Ok(&[]);
+                }
+                a.keep(&batch.logit_tokens, config);
+                spans.clear();
+                spans.extend(batch.logit_tokens.iter().map(|wanted| QuerySpan {
+                    pages: batch.table(&batch.rows[wanted.row]),
+                    start: batch.positions[wanted.token],
+                    len: 1,
+                }));
+            }
             let shape = AttentionShape {
                 q_heads: config.heads,
                 scale: 1.0 / (config.head_dim as f32).sqrt(),
                 window: layer.window,
             };
             paged_attention(
-                &self.threads,
-                &self.memory,
-                index as u32,
+                threads,
+                memory,
+                index,
                 &shape,
                 &spans,
-                queries,
-                attended,
+                &a.queries,
+                &mut a.attended,
             )?;
-            layer.output.apply(&self.threads, attended, delta);
+            layer.output.apply(threads, &a.attended, &mut a.delta);
 
-            add_rms_norm(residual, delta, &layer.mlp_norm, eps, normed);
-            layer.gate_up.apply(&self.threads, normed, gate_up);
-            swiglu(gate_up, config.intermediate, activated);
-            layer.down.apply(&self.threads, activated, delta);
+            add_rms_norm(&mut a.residual, &a.delta, &layer.mlp_norm, eps, &mut a.normed);
+            layer.gate_up.apply(threads, &a.normed, &mut a.gate_up);
+            swiglu(&a.gate_up, config.intermediate, &mut a.activated);
+            layer.down.apply(threads, &a.activated, &mut a.delta);
         }
+        add_rms_norm(&mut a.residual, &a.delta, &model.norm, eps, &mut a.normed);
+        a.logits.resize(batch.logit_tokens.len() * config.vocab, 0.0);
+        linear(threads, &a.normed, &model.output, None, &mut a.logits);
+        Ok(&a.logits)
+    }
+}
 
-        // Only the tokens whose logits are wanted go on; their rows move to the front.
-        let wanted = batch.logit_tokens.len();
-        for (to, &from) in batch.logit_tokens.iter().enumerate() {
-            let (from, to) = (from * hidden..(from + 1) * hidden, to * hidden..(to + 1) * hidden);
-            for ((sum, x), d) in normed[to]
-                .iter_mut()
-                .zip(&residual[from.clone()])
-                .zip(&delta[from])
-            {
-                *sum = x + d;
+impl Activations {
+    /// Room for that many tokens; memory is never given back.
+    fn shape(&mut self, tokens: usize, config: &ModelConfig) {
+        self.residual.resize(tokens * config.hidden, 0.0);
+        self.normed.resize(tokens * config.hidden, 0.0);
+        self.delta.resize(tokens * config.hidden, 0.0);
+        self.qkv
+            .resize(tokens * (config.query_width() + 2 * config.kv_width()), 0.0);
+        self.queries.resize(tokens * config.query_width(), 0.0);
+        self.attended.resize(tokens * config.query_width(), 0.0);
+        self.gate_up.resize(tokens * 2 * config.intermediate, 0.0);
+        self.activated.resize(tokens * config.intermediate, 0.0);
+    }
+
+    /// Leaves only these tokens, in their order, ready to attend.
+    fn keep(&mut self, wanted: &[LogitToken], config: &ModelConfig) {
+        for (values, width) in [
+            (&mut self.residual, config.hidden),
+            (&mut self.queries, config.query_width()),
+        ] {
+            for (to, wanted) in wanted.iter().enumerate() {
+                values.copy_within(wanted.token * width..(wanted.token + 1) * width, to * width);
             }
         }
-        let last = &mut normed[..wanted * hidden];
-        rms_norm_in_place(last, &model.norm, eps);
-        let logits = fit(&mut buffers.logits, wanted * config.vocab);
-        if wanted > 0 {
-            linear(&self.threads, last, &model.output, None, logits);
-        }
-        Ok(logits)
+        self.shape(wanted.len(), config);
     }
 }
 
@@ -193,20 +219,4 @@ impl Heads<'_> {
         }
         Ok(())
     }
-}
-
-fn span<'a>(batch: &'a Batch, row: &BatchRow) -> QuerySpan<'a> {
-    QuerySpan {
-        pages: batch.table(row),
-        start: row.start,
-        len: row.len as u32,
-    }
-}
-
-/// The first `len` values of a buffer that grows when it must.
-fn fit(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if buffer.len() < len {
-        buffer.resize(len, 0.0);
-    }
-    &mut buffer[..len]
 }

@@ -10,7 +10,7 @@ use baton_kernels::{
 
 use super::{
     CpuExecutorConfig, Model, PlanError,
-    batch::{Batch, Bounds},
+    batch::{Batch, Bounds, LogitToken},
     forward::Forward,
     slots::Slots,
 };
@@ -70,6 +70,8 @@ fn whole_prompt(tokens: &[u32], bounds: Bounds) -> Result<Batch, PlanError> {
     };
     let mut batch = Batch::default();
     batch.fill(&[row], &mut slots, bounds)?;
-    batch.logit_tokens = (0..tokens.len()).collect();
+    batch.logit_tokens = (0..tokens.len())
+        .map(|token| LogitToken { token, row: 0 })
+        .collect();
     Ok(batch)
 }

@@ -77,7 +77,7 @@ impl Runner {
         for &(slot, index) in &self.batch.samples {
             let logits = &logits[index * vocab..][..vocab];
             // The sampled token follows the row's last.
-            let position = self.batch.positions[self.batch.logit_tokens[index]] + 1;
+            let position = self.batch.positions[self.batch.logit_tokens[index].token] + 1;
             sampled.push(choose(
                 slot,
                 self.slots.get_mut(slot)?,
