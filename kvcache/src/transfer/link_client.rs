@@ -12,6 +12,7 @@ use baton_proto::{
         LinkAccept, LinkDown, LinkHello, LinkUp, kv_link_client::KvLinkClient, link_down::Message, link_up,
     },
 };
+use futures::StreamExt as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, BufWriter},
     net::{
@@ -108,8 +109,10 @@ impl LinkClient {
                 self.link
                     .lost(format!("cannot connect to {}: {cause}", target.kv_link_addr))
             })?;
+        // HTTP/2 keeps a stream half open while its request goes on: it must end with the link.
+        let up = ReceiverStream::new(up).take_until(self.link.closed.clone().cancelled_owned());
         let mut down = KvLinkClient::new(channel)
-            .open(ReceiverStream::new(up))
+            .open(up)
             .await
             .map_err(|status| self.refused(&status))?
             .into_inner();
