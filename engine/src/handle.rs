@@ -78,9 +78,7 @@ impl EngineHandle {
     /// # Errors
     /// See [`RequestError`].
     pub fn submit(&self, request: EngineRequest) -> Result<RequestHandle, RequestError> {
-        self.try_submit(request).inspect_err(|error| {
-            self.shared.metrics.refusals.with_label_values(&[refusal_kind(error)]).inc();
-        })
+        self.try_submit(request).inspect_err(|error| self.shared.metrics.refused(error))
     }
 
     fn try_submit(&self, request: EngineRequest) -> Result<RequestHandle, RequestError> {
@@ -140,8 +138,7 @@ impl RequestHandle {
     pub async fn next(&mut self) -> Option<EngineEvent> {
         loop {
             let Some(envelope) = self.events.recv().await else {
-                self.ended = true;
-                return None;
+                return self.stopped_early();
             };
             if self.link.blocked.swap(false, Ordering::AcqRel) {
                 self.shared.inbox.touch(&self.link, |_| ());
@@ -152,6 +149,18 @@ impl RequestHandle {
                 _ => return Some(envelope.event),
             }
         }
+    }
+
+    /// The engine ended and may not have been able to say so.
+    fn stopped_early(&mut self) -> Option<EngineEvent> {
+        if std::mem::replace(&mut self.ended, true) {
+            return None;
+        }
+        let reason = match &*self.shared.exit.borrow() {
+            Some(Exit::Failed(reason)) => reason.clone(),
+            Some(Exit::Stopped) | None => "it was stopped".into(),
+        };
+        Some(EngineEvent::Failed(RequestError::EngineStopped(reason)))
     }
 
     /// The prefill worker has started: asks for the missing pages, which come with [`EngineEvent::Leased`].
@@ -194,18 +203,5 @@ impl Drop for RequestHandle {
         if !self.ended {
             self.shared.inbox.touch(&self.link, |controls| controls.cancelled = true);
         }
-    }
-}
-
-/// Label of a refusal in the metrics.
-fn refusal_kind(error: &RequestError) -> &'static str {
-    match error {
-        RequestError::TooLong { .. } => "too_long",
-        RequestError::NeverFits { .. } => "never_fits",
-        RequestError::TokenOutOfRange { .. } => "token_out_of_range",
-        RequestError::Invalid(_) => "invalid",
-        RequestError::QueueFull { .. } => "queue_full",
-        RequestError::Draining => "draining",
-        RequestError::EngineStopped(_) => "engine_stopped",
     }
 }

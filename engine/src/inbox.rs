@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     mem,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::Thread,
@@ -21,10 +21,10 @@ use crate::{
 };
 
 /// The engine thread's side and the callers' side meet here.
-#[derive(Default)]
 pub(crate) struct Inbox {
     state: Mutex<State>,
-    thread: OnceLock<Thread>,
+    /// To wake.
+    thread: Thread,
 }
 
 /// Everything that arrived since the last look.
@@ -79,16 +79,15 @@ struct State {
 }
 
 impl Inbox {
-    /// The thread to wake. Set once, before anything can arrive.
-    pub(crate) fn attach(&self, thread: Thread) {
-        // A second attach cannot happen: `Engine::spawn` calls this once for the inbox that it made.
-        let _ = self.thread.set(thread);
+    pub(crate) fn new(thread: Thread) -> Self {
+        Self {
+            state: Mutex::default(),
+            thread,
+        }
     }
 
     pub(crate) fn wake(&self) {
-        if let Some(thread) = self.thread.get() {
-            thread.unpark();
-        }
+        self.thread.unpark();
     }
 
     /// # Errors
@@ -124,6 +123,10 @@ impl Inbox {
     pub(crate) fn drain(&self) {
         self.state.lock().arrivals.draining = true;
         self.wake();
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.state.lock().arrivals.draining
     }
 
     pub(crate) fn stop(&self) {

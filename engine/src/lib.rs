@@ -1,16 +1,20 @@
 //! Models, scheduler and executors: what turns requests into tokens on one device.
 
 pub mod config;
+pub mod cpu;
 pub mod executor;
+pub mod fake;
 mod handle;
 mod inbox;
 pub mod load;
 pub mod metrics;
 pub mod model;
+mod outbox;
 pub mod request;
 pub mod scheduler;
 pub mod step;
 mod thread;
+mod turn;
 pub mod weights;
 
 pub use config::EngineConfig;

@@ -4,6 +4,8 @@ use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
+use crate::{load::EngineLoad, request::RequestError};
+
 /// Upper bounds in seconds, from half a millisecond on.
 const SECONDS: [f64; 16] = [
     0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 16.0, 64.0,
@@ -41,7 +43,7 @@ pub struct EngineMetrics {
     pub preemptions: IntCounter,
     /// Requests refused, by `kind`.
     pub refusals: IntCounterVec,
-    /// Choices ended, by `reason`: stop, length, deadline, cancelled, failed.
+    /// Choices ended, by `reason`: stop, length, deadline, handed_off; and requests: cancelled, failed.
     pub finished: IntCounterVec,
     /// Times the engine was idle and its pages did not add up: a bug.
     pub conservation_errors: IntCounter,
@@ -121,6 +123,36 @@ impl EngineMetrics {
                 "Times the engine was idle and its pages did not add up.",
             )?,
         })
+    }
+}
+
+impl EngineMetrics {
+    pub(crate) fn refused(&self, error: &RequestError) {
+        let kind = match error {
+            RequestError::TooLong { .. } => "too_long",
+            RequestError::NeverFits { .. } => "never_fits",
+            RequestError::TokenOutOfRange { .. } => "token_out_of_range",
+            RequestError::Invalid(_) => "invalid",
+            RequestError::QueueFull { .. } => "queue_full",
+            RequestError::Draining => "draining",
+            RequestError::EngineStopped(_) => "engine_stopped",
+        };
+        self.refusals.with_label_values(&[kind]).inc();
+    }
+
+    pub(crate) fn show(&self, load: &EngineLoad) {
+        self.running.set(i64::from(load.running));
+        self.waiting.set(i64::from(load.waiting));
+        self.cached_pages.set(i64::from(load.pages.cached));
+        let states = [
+            ("free", load.pages.free),
+            ("mutable", load.pages.mutable),
+            ("sealed", load.pages.sealed),
+            ("retiring", load.pages.retiring),
+        ];
+        for (state, pages) in states {
+            self.pages.with_label_values(&[state]).set(i64::from(pages));
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! The engine's own thread: it owns the executor and the scheduler.
 
 use std::{
+    any::Any,
+    panic::{self, AssertUnwindSafe},
     sync::{Arc, atomic::AtomicU64, mpsc::sync_channel},
     thread,
 };
@@ -11,19 +13,21 @@ use tokio::sync::watch;
 
 use crate::{
     config::EngineConfig,
-    executor::{Executor, Wake},
+    executor::{Executor, ExecutorLimits, Wake},
     handle::{EngineHandle, Exit, Shared},
     inbox::Inbox,
     load::EngineLoad,
     metrics::EngineMetrics,
     request::RequestError,
-    scheduler::RequestLimits,
+    scheduler::{RequestLimits, Scheduler},
+    turn::Turns,
 };
 
 /// Starts engine threads.
 pub struct Engine;
 
-/// Ends its engine thread when dropped.
+/// Owns an engine thread, which is told to end when this is dropped.
+#[must_use = "the engine ends when this is dropped"]
 pub struct EngineThread {
     inbox: Arc<Inbox>,
     thread: Option<thread::JoinHandle<()>>,
@@ -58,55 +62,90 @@ impl Engine {
         F: FnOnce(Wake) -> Result<Box<dyn Executor>, BoxError> + Send + 'static,
     {
         config.validate()?;
-        let inbox = Arc::new(Inbox::default());
         let (ready, opened) = sync_channel(1);
-        let (exit_sender, exit) = watch::channel(None);
-        let thread_inbox = Arc::clone(&inbox);
         let thread = thread::Builder::new().name("baton-engine".into()).spawn(move || {
             let current = thread::current();
-            thread_inbox.attach(current.clone());
             let wake: Wake = Arc::new(move || current.unpark());
-            let executor = match executor_factory(wake) {
-                Ok(executor) => executor,
-                Err(error) => {
-                    let _ = ready.send(Err(error));
-                    return;
+            match executor_factory(wake) {
+                Err(error) => drop(ready.send(Err(error))),
+                Ok(executor) => {
+                    let (shared, exit) = share(&config, executor.as_ref(), metrics);
+                    let page_tokens = shared.memory.layout().page_tokens as u32;
+                    let scheduler = Scheduler::new(config, shared.executor, page_tokens, hasher);
+                    let shared = Arc::new(shared);
+                    drop(ready.send(Ok(Arc::clone(&shared))));
+                    run(Turns::new(executor, scheduler, Arc::clone(&shared)), &shared, &exit);
                 }
-            };
-            let _ = ready.send(Ok((executor.limits(), executor.kv_memory())));
-            let _ = hasher;
-            while !thread_inbox.take().stopping {
-                thread::park();
             }
-            thread_inbox.close(RequestError::EngineStopped("stopped".into()));
-            exit_sender.send_replace(Some(Exit::Stopped));
         })?;
-        let (limits, memory) = opened
+        let shared = opened
             .recv()
             .map_err(|_| EngineError::Executor("the engine thread panicked".into()))?
             .map_err(EngineError::Executor)?;
-        let page_tokens = memory.layout().page_tokens as u32;
-        let shared = Shared {
-            inbox: Arc::clone(&inbox),
-            load: RwLock::new(EngineLoad::default()),
-            memory,
-            executor: limits,
-            limits: RequestLimits::new(limits, page_tokens),
-            max_waiting: config.max_waiting,
-            event_capacity: config.event_capacity,
-            metrics,
-            exit,
-            next_key: AtomicU64::new(1),
-        };
-        let handle = EngineHandle {
-            shared: Arc::new(shared),
-        };
         let owner = EngineThread {
-            inbox,
+            inbox: Arc::clone(&shared.inbox),
             thread: Some(thread),
         };
-        Ok((handle, owner))
+        Ok((EngineHandle { shared }, owner))
     }
+}
+
+/// What handles and thread have in common. Made on the engine thread.
+fn share(
+    config: &EngineConfig,
+    executor: &dyn Executor,
+    metrics: EngineMetrics,
+) -> (Shared, watch::Sender<Option<Exit>>) {
+    let (exit_sender, exit) = watch::channel(None);
+    let memory = executor.kv_memory();
+    let limits = executor.limits();
+    let limits = ExecutorLimits {
+        slots: limits.slots.min(config.max_running),
+        ..limits
+    };
+    let inbox = Arc::new(Inbox::new(thread::current()));
+    let shared = Shared {
+        inbox,
+        load: RwLock::new(EngineLoad::default()),
+        limits: RequestLimits::new(limits, memory.layout().page_tokens as u32),
+        memory,
+        executor: limits,
+        max_waiting: config.max_waiting,
+        event_capacity: config.event_capacity,
+        metrics,
+        exit,
+        next_key: AtomicU64::new(1),
+    };
+    (shared, exit_sender)
+}
+
+/// Runs to the end, whatever that is, and makes it known.
+fn run(mut turns: Turns, shared: &Shared, exit: &watch::Sender<Option<Exit>>) {
+    tracing::info!(limits = ?shared.executor, "engine started");
+    let ended = panic::catch_unwind(AssertUnwindSafe(|| turns.run()));
+    let end = match ended {
+        Ok(Ok(())) => Exit::Stopped,
+        Ok(Err(failure)) => Exit::Failed(failure.to_string()),
+        Err(payload) => Exit::Failed(format!("the engine thread panicked: {}", message(payload.as_ref()))),
+    };
+    let reason = match &end {
+        Exit::Stopped => {
+            tracing::info!("engine stopped");
+            "it was stopped".to_owned()
+        }
+        Exit::Failed(reason) => {
+            tracing::error!(%reason, "engine failed");
+            reason.clone()
+        }
+    };
+    // First the reason, then the requests: a handle that finds its channel closed looks for it.
+    exit.send_replace(Some(end));
+    turns.abandon(&RequestError::EngineStopped(reason));
+}
+
+fn message(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 impl EngineThread {

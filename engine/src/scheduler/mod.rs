@@ -45,7 +45,7 @@ use crate::{
     step::SlotId,
 };
 
-pub use apply::StepSummary;
+pub use apply::{BadOutcome, StepSummary};
 pub use limits::{CheckedRequest, RequestLimits};
 pub use observe::{Ending, Observation};
 pub use plan::{Delivery, Planned};
@@ -242,6 +242,12 @@ impl Scheduler {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.in_flight.is_empty()
+    }
+
+    /// Somebody could go on if a page were given back, which transfers may do without a word.
+    #[must_use]
+    pub fn waits_for_pages(&self) -> bool {
+        self.page_starved || !self.running.is_empty()
     }
 
     // === requests and sequences ===
