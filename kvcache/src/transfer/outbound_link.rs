@@ -171,3 +171,50 @@ impl OutboundLink {
         reason
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Registry;
+
+    use super::*;
+    use crate::{
+        PageAllocator,
+        transfer::{TransferMetrics, sending::LiveTransfers},
+    };
+
+    #[test]
+    fn transfers_take_turns_slice_by_slice() {
+        let metrics = TransferMetrics::new(&Registry::new()).expect("a new registry");
+        let live = LiveTransfers::new(8, metrics.outbound());
+        let (control, _up) = mpsc::channel(16);
+        let link = OutboundLink::new(KvTarget::default(), CancellationToken::new(), control);
+        let mut pages = PageAllocator::new(1);
+        let page = pages.alloc().expect("free");
+        let mut outcomes = Vec::new();
+        let sendings: Vec<_> = [(1, 4), (2, 2), (3, 1)]
+            .map(|(id, pages)| {
+                let live = live.enter(TransferId(id)).expect("room");
+                let (sending, outcome) = Sending::new(0..pages, 1, live);
+                outcomes.push(outcome);
+                Arc::new(sending)
+            })
+            .into();
+        for sending in &sendings {
+            assert!(link.enter(sending));
+            let named: Vec<_> = sending.pages.clone().map(|index| (index, page.pin())).collect();
+            assert!(!sending.ready(0, &named), "not granted yet");
+            assert!(sending.grant(&sending.pages).expect("the same pages"));
+            link.queue(Arc::clone(sending));
+        }
+        let order: Vec<u128> = std::iter::from_fn(|| link.try_next())
+            .map(|slice| slice.name.transfer.0)
+            .collect();
+        assert_eq!(order, [1, 2, 3, 1, 2, 1, 1]);
+        link.closed.cancel();
+        link.end_all();
+        assert_eq!(live.len(), 0);
+        drop(page);
+        pages.reclaim();
+        assert_eq!(pages.counts().free, 1, "no pin is left");
+    }
+}

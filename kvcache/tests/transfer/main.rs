@@ -4,5 +4,6 @@ mod damage;
 mod endings;
 mod handshake;
 mod proxy;
+mod rogue;
 mod round_trip;
 mod world;

@@ -70,10 +70,10 @@ async fn bytes_are_equal_whenever_the_grant_comes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_process_needs_no_socket_and_two_workers_take_tcp() {
+async fn one_process_needs_no_socket() {
     let auto = config(TransportChoice::Auto);
     one(&auto, Granted::BeforeReady).await;
-    // A receiver that would take TCP too, and never hears a data connection: `local` was chosen.
+    // TCP could not work here: it was not chosen.
     let decode_config = TransferConfig {
         data_advertise: "127.0.0.1:1".into(),
         ..auto
