@@ -39,6 +39,8 @@ pub struct EvalArgs {
 /// Why there are no scores.
 #[derive(Debug, thiserror::Error)]
 pub enum EvalError {
+    #[error("cannot start: {0}")]
+    Runtime(#[source] std::io::Error),
     #[error("{path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{path}, line {line}: {source}")]

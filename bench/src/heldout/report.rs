@@ -101,7 +101,7 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::Match;
+    use crate::heldout::Match;
 
     fn case(task: &str, bucket: Option<&str>) -> Case {
         Case {
