@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use baton_kernels::{
     Threads,
     kv::{HostKv, KvMemory as _},
-    sampling::{SampleError, SampleKey, SampleScratch, sample, token_logprobs},
+    sampling::{SampleError, SampleKey, SampleScratch, SamplingParams, sample, token_logprobs},
 };
 
 use super::{
@@ -106,11 +106,17 @@ fn choose(
         choice: slot.choice,
         position,
     };
+    let broken = |source| PlanError::Sample { slot: id.0, source };
     let token = match sample(logits, params, key, &slot.history, scratch) {
         Ok(token) => token,
-        // One request's constraints contradict each other: its text ends, and the others go on.
-        Err(SampleError::AllForbidden) if !params.stop_tokens.is_empty() => params.stop_tokens[0],
-        Err(source) => return Err(PlanError::Sample { slot: id.0, source }),
+        // One request's constraints contradict each other. Its text ends where it can; the others go on in any case.
+        Err(SampleError::AllForbidden) => match params.stop_tokens.first() {
+            Some(stop) => *stop,
+            None => {
+                sample(logits, &SamplingParams::default(), key, &slot.history, scratch).map_err(broken)?
+            }
+        },
+        Err(source) => return Err(broken(source)),
     };
     slot.history.push(token);
     let logprobs = params.logprobs.map(|top| {

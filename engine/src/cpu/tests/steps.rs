@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use baton_kernels::kv::PageId;
+use baton_kernels::{kv::PageId, sampling::SamplingParams};
 
 use super::{Bench, Sequence, config, model, prompt};
 use crate::{
@@ -68,6 +68,34 @@ fn a_step_without_rows_finishes() {
     let mut bench = Bench::new(model("llama-f32-tied"), &config(1));
     let outcome = bench.run(Vec::new(), Vec::new());
     assert!(outcome.sampled.is_empty());
+}
+
+#[test]
+fn a_request_that_forbids_every_token_harms_nobody() {
+    let mut bench = Bench::new(model("llama-f32-tied"), &config(1));
+    let sane = Sequence::new(0, prompt(0, 20), 0);
+    let alone = bench.run(vec![sane.open(&[])], vec![sane.prefill(0, 20)]).sampled;
+
+    let first_forbidden = Sequence::new(1, prompt(1, 20), 0);
+    let mut ends = first_forbidden.open(&[]);
+    ends.sampling = Arc::new(SamplingParams {
+        allowed_tokens: vec![9],
+        stop_tokens: vec![9],
+        min_tokens: 5,
+        ..SamplingParams::default()
+    });
+    let second_forbidden = Sequence::new(2, prompt(2, 20), 0);
+    let mut unbounded = second_forbidden.open(&[]);
+    unbounded.sampling = Arc::new(SamplingParams {
+        allowed_tokens: vec![u32::MAX],
+        ..SamplingParams::default()
+    });
+    let sequences = [&sane, &first_forbidden, &second_forbidden];
+    let rows = sequences.map(|sequence| sequence.prefill(0, 20)).to_vec();
+    let sampled = bench.run(vec![sane.open(&[]), ends, unbounded], rows).sampled;
+    assert_eq!(sampled[0], alone[0]);
+    assert_eq!(sampled[1].tokens, [9], "its stop token");
+    assert_eq!(sampled[2].tokens.len(), 1);
 }
 
 #[test]
