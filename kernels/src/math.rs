@@ -12,6 +12,7 @@ const ROUND: f32 = 12_582_912.0;
 const EXP_LOWEST: f32 = -87.0;
 
 /// e^x for x <= 88, within 2 ulp; 0 below -87 and for -inf; NaN for NaN.
+#[inline(always)]
 #[must_use]
 pub(crate) fn exp(x: f32) -> f32 {
     let n = x.mul_add(std::f32::consts::LOG2_E, ROUND) - ROUND;
@@ -53,6 +54,7 @@ const EXP_TERMS: [f32; 8] = [
 /// Natural logarithm of a positive normal number, within 3 ulp.
 ///
 /// x = m * 2^e with m in [sqrt(1/2), sqrt(2)); ln m = 2 atanh(s) with s = (m - 1) / (m + 1), |s| <= 0.172.
+#[inline(always)]
 #[must_use]
 pub(crate) fn ln(x: f32) -> f32 {
     const HALF_SQRT: u32 = 0x3f35_04f3; // sqrt(1/2)

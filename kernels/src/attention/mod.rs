@@ -21,6 +21,7 @@ mod cpu;
 mod page;
 #[cfg(test)]
 mod reference;
+mod tile;
 
 use crate::{
     SimdLevel, Threads,

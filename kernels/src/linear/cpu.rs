@@ -205,6 +205,7 @@ fn sweep_rows<V: Lanes, T: Weight, const R: usize>(job: &Job<'_, T>, row: usize,
 
 /// R rows times C columns of 16 outputs; `column` counts columns.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // unrolled over registers
 fn tile<V: Lanes, T: Weight, const R: usize, const C: usize>(job: &Job<'_, T>, row: usize, column: usize) {
     let k = job.k;
     let x = job.x[row * k..][..R * k].as_ptr();

@@ -1,6 +1,10 @@
 //! Log-probabilities for the client.
 
-use crate::math::exp;
+use crate::{
+    SimdLevel,
+    math::exp,
+    simd::{LANES, Lanes, multiversion},
+};
 
 /// Log-probabilities at one position, of the distribution before temperature, penalties and filters.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,11 +28,7 @@ pub fn token_logprobs(logits: &[f32], chosen: u32, top: u32) -> Logprobs {
         .copied()
         .fold(f32::NEG_INFINITY, f32::max)
         .min(f32::MAX);
-    let total: f64 = logits
-        .iter()
-        .filter(|l| !l.is_nan())
-        .map(|&l| f64::from(exp(l.min(f32::MAX) - max)))
-        .sum();
+    let total = total_at(SimdLevel::detect(), logits, max);
     let log_total = f64::from(max) + total.ln();
     let logprob = |token: u32| {
         let logit = logits[token as usize];
@@ -55,4 +55,19 @@ pub fn token_logprobs(logits: &[f32], chosen: u32, top: u32) -> Logprobs {
         chosen: (chosen, logprob(chosen)),
         top: best.into_iter().map(|token| (token, logprob(token))).collect(),
     }
+}
+
+multiversion! { fn total_at(logits: &[f32], max: f32) -> f64 = total_on }
+
+/// Sum of e^(logit - max), in 16 lanes of f64.
+#[inline(always)]
+fn total_on<V: Lanes>(logits: &[f32], max: f32) -> f64 {
+    let mut totals = [0.0; LANES];
+    for logits in logits.chunks(LANES) {
+        for (total, &logit) in totals.iter_mut().zip(logits) {
+            let share = f64::from(exp(logit.min(f32::MAX) - max));
+            *total += if logit.is_nan() { 0.0 } else { share };
+        }
+    }
+    totals.iter().sum()
 }

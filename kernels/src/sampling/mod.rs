@@ -42,3 +42,6 @@ pub struct SampleKey {
     /// Position in its sequence of the token to be chosen.
     pub position: u32,
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,14 @@
 //! From logits to a token.
 
-use super::{SampleKey, SamplingParams, TokenHistory, gumbel, gumbel::NOISE_BOUND};
-use crate::math::exp;
+use super::{
+    SampleKey, SamplingParams, TokenHistory,
+    gumbel::{NOISE_BLOCK, NOISE_BOUND, gumbel, gumbel_block},
+};
+use crate::{
+    SimdLevel,
+    math::exp,
+    simd::{LANES, Lanes, multiversion},
+};
 
 /// Buffers of [`sample`], to be used again and again.
 #[derive(Clone, Debug, Default)]
@@ -38,33 +45,38 @@ pub fn sample(
     } else {
         logits
     };
-    let best = likeliest(adjusted).ok_or_else(|| {
-        if likeliest(logits).is_some() {
-            SampleError::AllForbidden
-        } else {
+    let level = SimdLevel::detect();
+    let max = largest_at(level, adjusted);
+    if max == f32::NEG_INFINITY {
+        let broken = largest_at(level, logits) == f32::NEG_INFINITY;
+        return Err(if broken {
             SampleError::NoFiniteLogit
-        }
-    })?;
+        } else {
+            SampleError::AllForbidden
+        });
+    }
     if params.temperature == 0.0 {
-        return Ok(best);
+        let best = adjusted.iter().position(|&l| l == max);
+        return Ok(best.expect("the largest is one of them") as u32);
     }
-    let heat = Heat::new(adjusted[best as usize], params.temperature);
+    let heat = Heat::new(max, params.temperature);
+    let noise = Noise {
+        seed: params.seed,
+        key,
+    };
     if params.min_p <= 0.0 && params.top_k == 0 && params.top_p >= 1.0 {
-        let all = adjusted
-            .iter()
-            .enumerate()
-            .map(|(token, &l)| (token as u32, heat.apply(l)));
-        return Ok(noisiest(all, params.seed, key));
+        return Ok(noisiest_of_all(level, adjusted, heat, noise));
     }
-    filter(adjusted, params, heat, &mut scratch.candidates);
-    let kept = scratch.candidates.iter().map(|&c| {
-        let token = token_of(c);
-        (token, heat.apply(adjusted[token as usize]))
-    });
-    Ok(noisiest(kept, params.seed, key))
+    filter_at(level, adjusted, params, heat, &mut scratch.candidates);
+    Ok(noisiest_of(level, adjusted, &scratch.candidates, heat, noise))
 }
 
-/// Adds `value` to finite logits only: what is forbidden stays so.
+multiversion! { fn largest_at(logits: &[f32]) -> f32 = largest }
+multiversion! { fn filter_at(logits: &[f32], params: &SamplingParams, heat: Heat, candidates: &mut Vec<u64>) = filter }
+multiversion! { fn noisiest_of_all(logits: &[f32], heat: Heat, noise: Noise) -> u32 = noisiest_dense }
+multiversion! { fn noisiest_of(logits: &[f32], ranks: &[u64], heat: Heat, noise: Noise) -> u32 = noisiest_sparse }
+
+/// Lists and penalties. What is forbidden is -inf, and stays so.
 fn adjust(logits: &mut [f32], params: &SamplingParams, history: &TokenHistory) {
     let vocab = logits.len();
     if !params.allowed_tokens.is_empty() {
@@ -131,23 +143,19 @@ fn repeat_less(logit: &mut f32, penalty: f32) {
     }
 }
 
-/// The largest logit above -inf, the lowest id among equals.
-fn likeliest(logits: &[f32]) -> Option<u32> {
-    // Chunks without a branch on the position first; then the position in the one chunk that has the maximum.
-    let mut max = f32::NEG_INFINITY;
-    for chunk in logits.chunks(16) {
-        let mut lanes = [f32::NEG_INFINITY; 16];
-        for (lane, &l) in lanes.iter_mut().zip(chunk) {
-            *lane = if l > *lane { l } else { *lane };
-        }
-        for lane in lanes {
-            max = if lane > max { lane } else { max };
-        }
+/// The largest logit; -inf where there is none, or only NaN.
+#[inline(always)]
+fn largest<V: Lanes>(logits: &[f32]) -> f32 {
+    let mut max = V::splat(f32::NEG_INFINITY);
+    let chunks = logits.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        // SAFETY: a chunk has 16 f32.
+        max = unsafe { V::load(chunk.as_ptr()) }.max(max);
     }
-    if max == f32::NEG_INFINITY {
-        return None;
-    }
-    logits.iter().position(|&l| l == max).map(|token| token as u32)
+    let lanes = max.to_array();
+    let all = lanes.iter().chain(rest);
+    all.fold(f32::NEG_INFINITY, |max, &l| if l > max { l } else { max })
 }
 
 /// Division by the temperature, with the largest logit moved to 0 first so that nothing overflows.
@@ -166,20 +174,61 @@ impl Heat {
     }
 
     /// At most 0; -inf for NaN.
+    #[inline(always)]
     fn apply(self, logit: f32) -> f32 {
         let heated = (logit.min(f32::MAX) - self.max) / self.temperature;
         if logit.is_nan() { f32::NEG_INFINITY } else { heated }
     }
 }
 
-/// Largest `heated + noise`. Noise is made only for tokens that could still win.
-fn noisiest(tokens: impl Iterator<Item = (u32, f32)>, seed: u64, key: SampleKey) -> u32 {
-    let mut best = (f32::NEG_INFINITY, u32::MAX);
-    for (token, heated) in tokens {
-        if heated == f32::NEG_INFINITY || heated + NOISE_BOUND < best.0 {
+/// Which random numbers.
+#[derive(Clone, Copy)]
+struct Noise {
+    seed: u64,
+    key: SampleKey,
+}
+
+/// Largest `heated + noise` of all tokens. Noise is made only for blocks that could still win.
+#[inline(always)]
+fn noisiest_dense<V: Lanes>(logits: &[f32], heat: Heat, noise: Noise) -> u32 {
+    let mut best = (f32::NEG_INFINITY, 0);
+    for (block, logits) in logits.chunks(NOISE_BLOCK).enumerate() {
+        let mut heated = [f32::NEG_INFINITY; NOISE_BLOCK];
+        for (heated, &logit) in heated.iter_mut().zip(logits) {
+            *heated = heat.apply(logit);
+        }
+        let max = largest::<V>(&heated);
+        if max == f32::NEG_INFINITY || max + NOISE_BOUND < best.0 {
             continue;
         }
-        let noisy = heated + gumbel(seed, key, token);
+        let first = block * NOISE_BLOCK;
+        let noise = gumbel_block(noise.seed, noise.key, first as u32);
+        let mut noisy = [0.0; NOISE_BLOCK];
+        for i in 0..NOISE_BLOCK {
+            noisy[i] = heated[i] + noise[i];
+        }
+        if largest::<V>(&noisy) > best.0 {
+            for (i, &noisy) in noisy.iter().enumerate() {
+                if noisy > best.0 {
+                    best = (noisy, (first + i) as u32);
+                }
+            }
+        }
+    }
+    best.1
+}
+
+/// The same among `ranks`.
+#[inline(always)]
+fn noisiest_sparse<V: Lanes>(logits: &[f32], ranks: &[u64], heat: Heat, noise: Noise) -> u32 {
+    let mut best = (f32::NEG_INFINITY, u32::MAX);
+    for &rank in ranks {
+        let token = token_of(rank);
+        let heated = heat.apply(logits[token as usize]);
+        if heated + NOISE_BOUND < best.0 {
+            continue;
+        }
+        let noisy = heated + gumbel(noise.seed, noise.key, token);
         if noisy > best.0 || (noisy == best.0 && token < best.1) {
             best = (noisy, token);
         }
@@ -188,8 +237,13 @@ fn noisiest(tokens: impl Iterator<Item = (u32, f32)>, seed: u64, key: SampleKey)
 }
 
 /// Orders tokens: the larger rank is the larger logit, then the lower id. NaN ranks as -inf.
+#[inline(always)]
 pub(super) fn rank(logits: &[f32], token: u32) -> u64 {
-    let logit = logits[token as usize];
+    rank_of(logits[token as usize], token)
+}
+
+#[inline(always)]
+fn rank_of(logit: f32, token: u32) -> u64 {
     let logit = if logit.is_nan() {
         f32::NEG_INFINITY
     } else {
@@ -204,24 +258,49 @@ pub(super) fn rank(logits: &[f32], token: u32) -> u64 {
     (u64::from(ordered) << 32) | u64::from(!token)
 }
 
+#[inline(always)]
 fn token_of(rank: u64) -> u32 {
     !(rank as u32)
 }
 
-/// Probability relative to the likeliest token's, in units of 2^-40.
-fn weight(heated: f32) -> u64 {
+/// Probabilities of up to 16 candidates relative to the likeliest token's, in units of 2^-40; 0 for the lanes left over.
+#[inline(always)]
+fn weights(logits: &[f32], ranks: &[u64], heat: Heat) -> [u64; LANES] {
     const UNIT: f32 = 1_099_511_627_776.0;
-    (exp(heated) * UNIT) as u64
+    let mut heated = [f32::NEG_INFINITY; LANES];
+    for (heated, &rank) in heated.iter_mut().zip(ranks) {
+        *heated = heat.apply(logits[token_of(rank) as usize]);
+    }
+    let mut shares = [0.0; LANES];
+    for (share, &heated) in shares.iter_mut().zip(&heated) {
+        *share = exp(heated) * UNIT;
+    }
+    shares.map(|share| share as u64)
 }
 
 /// Leaves in `candidates` the ranks of the tokens that min_p, top_k and top_p keep: at least the likeliest.
-fn filter(logits: &[f32], params: &SamplingParams, heat: Heat, candidates: &mut Vec<u64>) {
+#[inline(always)]
+fn filter<V: Lanes>(logits: &[f32], params: &SamplingParams, heat: Heat, candidates: &mut Vec<u64>) {
     candidates.clear();
+    candidates.reserve(logits.len());
     let floor = params.min_p.min(1.0);
-    candidates.extend((0..logits.len() as u32).filter_map(|token| {
-        let heated = heat.apply(logits[token as usize]);
-        (heated > f32::NEG_INFINITY && (floor <= 0.0 || exp(heated) >= floor)).then(|| rank(logits, token))
-    }));
+    for (block, logits) in logits.chunks(LANES).enumerate() {
+        // -inf would be likely enough for a floor of 0.
+        let mut likely = [-1.0; LANES];
+        for (likely, &logit) in likely.iter_mut().zip(logits) {
+            let heated = heat.apply(logit);
+            let share = if floor > 0.0 { exp(heated) } else { 0.0 };
+            *likely = if heated > f32::NEG_INFINITY { share } else { -1.0 };
+        }
+        if largest::<V>(&likely) < floor {
+            continue;
+        }
+        for (i, &logit) in logits.iter().enumerate() {
+            if likely[i] >= floor {
+                candidates.push(rank_of(logit, (block * LANES + i) as u32));
+            }
+        }
+    }
     let top_k = params.top_k as usize;
     if top_k > 0 && top_k < candidates.len() {
         candidates.select_nth_unstable_by(top_k - 1, |a, b| b.cmp(a));
@@ -233,9 +312,12 @@ fn filter(logits: &[f32], params: &SamplingParams, heat: Heat, candidates: &mut 
 }
 
 /// Keeps the shortest run of best candidates whose weight reaches `top_p` of all candidates' weight.
+#[inline(always)]
 fn keep_top_p(logits: &[f32], top_p: f32, heat: Heat, candidates: &mut Vec<u64>) {
-    let weight_of = |rank: u64| weight(heat.apply(logits[token_of(rank) as usize]));
-    let total: u64 = candidates.iter().map(|&c| weight_of(c)).sum();
+    let mut total = 0_u64;
+    for ranks in candidates.chunks(LANES) {
+        total += weights(logits, ranks, heat).iter().sum::<u64>();
+    }
     let enough = f64::from(top_p) * total as f64;
     let mut reached = 0_u64;
     let mut kept = 0;
@@ -249,12 +331,14 @@ fn keep_top_p(logits: &[f32], top_p: f32, heat: Heat, candidates: &mut Vec<u64>)
             rest.select_nth_unstable_by(size - 1, |a, b| b.cmp(a));
         }
         rest[..size].sort_unstable_by(|a, b| b.cmp(a));
-        for &candidate in &rest[..size] {
-            kept += 1;
-            reached += weight_of(candidate);
-            if reached as f64 >= enough {
-                candidates.truncate(kept);
-                return;
+        for ranks in rest[..size].chunks(LANES) {
+            for &weight in &weights(logits, ranks, heat)[..ranks.len()] {
+                kept += 1;
+                reached += weight;
+                if reached as f64 >= enough {
+                    candidates.truncate(kept);
+                    return;
+                }
             }
         }
         sorted += size;
