@@ -38,13 +38,15 @@ impl DecodeWorker {
         F: FnOnce(Wake) -> Result<Box<dyn Executor>, BoxError> + Send + 'static,
     {
         config.validate()?;
-        let worker = Worker::prepare(WorkerRole::Decode, setup).await?;
+        let mut worker = Worker::prepare(WorkerRole::Decode, setup).await?;
         let inbound = Inbound::new(
             worker.engine.kv_memory(),
             &worker.transfer,
             &worker.transfer_metrics,
         );
         let links = KvLinkService::new(Arc::clone(&inbound), worker.link_identity())?;
+        let closing = Arc::clone(&inbound);
+        worker.at_end(move || closing.close());
         let policy = ConnectionPolicy {
             connect_timeout: config.connect_timeout(),
             ..ConnectionPolicy::default()

@@ -5,6 +5,8 @@ mod metrics;
 mod run;
 mod service;
 
+use std::sync::Arc;
+
 use baton_engine::{
     BoxError,
     executor::{Executor, Wake},
@@ -28,7 +30,7 @@ impl PrefillWorker {
     where
         F: FnOnce(Wake) -> Result<Box<dyn Executor>, BoxError> + Send + 'static,
     {
-        let worker = Worker::prepare(WorkerRole::Prefill, setup).await?;
+        let mut worker = Worker::prepare(WorkerRole::Prefill, setup).await?;
         let memory = worker.engine.kv_memory();
         let page_tokens = memory.layout().page_tokens;
         let outbound = Outbound::new(
@@ -37,6 +39,8 @@ impl PrefillWorker {
             &worker.transfer,
             &worker.transfer_metrics,
         );
+        let closing = Arc::clone(&outbound);
+        worker.at_end(move || closing.close());
         let metrics = PrefillMetrics::new(&worker.registry)?;
         let service = PrefillService::new(worker.intake.clone(), outbound, page_tokens, metrics);
         let server = PrefillServer::new(service).max_decoding_message_size(worker.config.max_message_bytes);

@@ -12,6 +12,7 @@ use crate::{
     Admission, Identity,
     liveness::{AwaitingKv, Health, Liveness, Pulse},
     server::Server,
+    worker::AtEnd,
 };
 
 /// Time that connections get to close after the last request ended.
@@ -31,6 +32,7 @@ pub struct RunningWorker {
     registry: Registry,
     health: watch::Receiver<Health>,
     drain_requested: watch::Receiver<Option<Duration>>,
+    at_end: AtEnd,
 }
 
 pub(crate) struct Parts {
@@ -43,6 +45,7 @@ pub(crate) struct Parts {
     pub(crate) drain_requested: watch::Receiver<Option<Duration>>,
     pub(crate) server: Server,
     pub(crate) background: Vec<AbortOnDropHandle<()>>,
+    pub(crate) at_end: AtEnd,
 }
 
 impl RunningWorker {
@@ -57,6 +60,7 @@ impl RunningWorker {
             registry: parts.registry,
             health: parts.health,
             drain_requested: parts.drain_requested,
+            at_end: parts.at_end,
         }
     }
 
@@ -118,6 +122,9 @@ impl RunningWorker {
         let thread = self.thread;
         // What is left fails with a clear error before its connection closes.
         let _ = tokio::task::spawn_blocking(move || thread.stop()).await;
+        for close in self.at_end {
+            close();
+        }
         self.server.shutdown(CLOSE_GRACE).await;
         drop(self.background);
         finished

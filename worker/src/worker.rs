@@ -53,7 +53,11 @@ pub struct Worker {
     thread: EngineThread,
     metrics: WorkerMetrics,
     listener: TcpListener,
+    at_end: AtEnd,
 }
+
+/// Closes what a role holds open beside its requests.
+pub(crate) type AtEnd = Vec<Box<dyn FnOnce() + Send + Sync>>;
 
 /// Why a worker did not start.
 #[derive(Debug, thiserror::Error)]
@@ -152,6 +156,7 @@ impl Worker {
             thread,
             metrics,
             listener,
+            at_end: AtEnd::new(),
         })
     }
 
@@ -163,6 +168,11 @@ impl Worker {
             incarnation: self.identity.incarnation,
             fingerprint: self.identity.model.fingerprint.clone(),
         }
+    }
+
+    /// Has `close` called when the last request has ended: for links that would otherwise keep connections open.
+    pub fn at_end(&mut self, close: impl FnOnce() + Send + Sync + 'static) {
+        self.at_end.push(Box::new(close));
     }
 
     /// Serves `services`, health, reflection and metrics, and joins the routers.
@@ -242,6 +252,7 @@ impl Worker {
             drain_requested,
             server,
             background: vec![monitor, sampler, membership],
+            at_end: self.at_end,
         }))
     }
 
