@@ -1,9 +1,9 @@
-//! The bundled model's greedy answers against those of `transformers` in float32: token for token, through the executor.
+//! The bundled models' greedy answers against those of `transformers` in float32: token for token, through the executor.
 
 #![allow(clippy::unwrap_used, reason = "a test throughout")]
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc::sync_channel},
     time::Duration,
 };
@@ -23,18 +23,46 @@ const PAGE_TOKENS: usize = 16;
 /// Prompt tokens of one step: real prompts run in chunks.
 const CHUNK: usize = 512;
 
+/// `models/golden.json`, which `models/train/golden.py` writes.
+#[derive(Deserialize)]
+struct Goldens {
+    #[serde(rename = "baton-tiny")]
+    tiny: Vec<Golden>,
+    #[serde(rename = "baton-draft")]
+    draft: Vec<Golden>,
+}
+
 #[derive(Deserialize)]
 struct Golden {
     prompt_ids: Vec<u32>,
     output_ids: Vec<u32>,
 }
 
+fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models")
+}
+
+fn goldens() -> Goldens {
+    let text = std::fs::read_to_string(models().join("golden.json")).expect("models/golden.json is bundled");
+    serde_json::from_str(&text).unwrap()
+}
+
 #[test]
-fn greedy_answers_equal_those_of_transformers() {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
-    let text = std::fs::read_to_string(models.join("golden.json")).expect("models/golden.json is bundled");
-    let goldens: Vec<Golden> = serde_json::from_str(&text).unwrap();
-    assert!(!goldens.is_empty());
+fn baton_tiny_equals_transformers() {
+    equals_transformers("baton-tiny", &goldens().tiny);
+}
+
+#[test]
+fn baton_draft_equals_transformers() {
+    equals_transformers("baton-draft", &goldens().draft);
+}
+
+fn equals_transformers(model: &str, goldens: &[Golden]) {
+    assert!(goldens.len() >= 8, "{model} has {} prompts", goldens.len());
+    assert!(
+        goldens.iter().any(|golden| golden.prompt_ids.len() > CHUNK),
+        "one prompt takes several chunks"
+    );
 
     let (sender, wakes) = sync_channel(1);
     let wake: Wake = Arc::new(move || {
@@ -53,7 +81,7 @@ fn greedy_answers_equal_those_of_transformers() {
         slots: 1,
         context_tokens: 0,
     };
-    let mut executor = CpuExecutor::load(&models.join("baton-tiny"), &config, wake).unwrap();
+    let mut executor = CpuExecutor::load(&models().join(model), &config, wake).unwrap();
 
     let slot = SlotId(0);
     let pages: Vec<PageId> = (0..config.pages).map(PageId).collect();
@@ -108,6 +136,6 @@ fn greedy_answers_equal_those_of_transformers() {
             output.extend(run(Vec::new(), row));
         }
         let tokens: Vec<u32> = output.iter().flat_map(|sampled| sampled.tokens.clone()).collect();
-        assert_eq!(tokens, golden.output_ids, "prompt {index}");
+        assert_eq!(tokens, golden.output_ids, "{model}, prompt {index}");
     }
 }
