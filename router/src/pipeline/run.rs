@@ -76,6 +76,10 @@ enum Ended {
 impl CallState {
     /// Waits for `work`, but not longer than the request or the router lives.
     pub(super) async fn bounded<T>(&self, work: impl Future<Output = T>) -> Result<T, RequestError> {
+        // A timer rounds up to its next tick; a request whose time is over does not use it.
+        if Instant::now() >= self.deadline {
+            return Err(RequestError::Deadline(self.timeout));
+        }
         tokio::select! {
             biased;
             () = self.abort.cancelled() => Err(RequestError::ShuttingDown { retry_after: self.retry_after }),
@@ -91,12 +95,15 @@ impl PromptRun {
     pub(super) fn events(self) -> impl Stream<Item = Result<Event, RequestError>> + Send {
         stream! {
             let mut broken = 0;
-            let mut last_failure = None;
+            let mut last_failure: Option<Failure> = None;
             for candidate in &self.plan.decode {
                 // A worker that has left since the plan was made is no attempt.
                 let Some(worker) = self.call.registry.get(&candidate.worker_id, candidate.incarnation) else {
                     continue;
                 };
+                if let Some(failure) = &last_failure {
+                    self.tell_retry(failure, &candidate.worker_id);
+                }
                 let mut shown = false;
                 let mut answers = self.answers();
                 let ended = {
@@ -138,11 +145,6 @@ impl PromptRun {
                             yield Err(failure.into_request_error(self.call.timeout, self.call.retry_after));
                             return;
                         }
-                        tracing::warn!(
-                            request_id = self.request_id, worker_id = failure.worker_id, reason = failure.reason(),
-                            detail = failure.detail, "trying the next worker"
-                        );
-                        self.call.metrics.retries.with_label_values(&[failure.reason()]).inc();
                         last_failure = Some(failure);
                     }
                 }
@@ -155,6 +157,23 @@ impl PromptRun {
                 },
             });
         }
+    }
+
+    fn tell_retry(&self, failure: &Failure, next: &str) {
+        tracing::warn!(
+            request_id = self.request_id,
+            trace_id = format_args!("{:032x}", self.call.trace.trace_id),
+            worker_id = failure.worker_id,
+            reason = failure.reason(),
+            detail = failure.detail,
+            next,
+            "trying the next worker"
+        );
+        self.call
+            .metrics
+            .retries
+            .with_label_values(&[failure.reason()])
+            .inc();
     }
 
     fn answers(&self) -> Vec<Answer> {

@@ -4,7 +4,7 @@
 //! `documents` are none. `strftime_now` is left undefined on purpose: templates test for it, and a prompt that holds
 //! today's date is neither reproducible nor cacheable.
 
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, ErrorKind, Value, value::Kwargs};
 use serde::Serialize;
 
 use super::{TextError, python_json};
@@ -70,8 +70,8 @@ impl ChatTemplate {
         environment.set_lstrip_blocks(true);
         environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", |value: Value, options| {
-            python_json::tojson(&value, options)
+        environment.add_filter("tojson", |value: Value, options: Kwargs| {
+            python_json::tojson(&value, &options)
         });
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, "raised by the template")

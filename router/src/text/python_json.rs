@@ -12,7 +12,7 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 struct PythonFormatter;
 
 /// The `tojson` filter; `indent` is the one keyword argument that templates use.
-pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+pub(super) fn tojson(value: &Value, options: &Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     // `ensure_ascii=False` is what transformers passes on; asking for it is not an error.
     let _: Option<bool> = options.get("ensure_ascii")?;
