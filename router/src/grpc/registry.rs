@@ -106,6 +106,7 @@ impl RegistryContract for RegistryService {
             drop(member);
             match ended {
                 Ok(()) => tracing::info!(worker_id, "worker left"),
+                Err(status) if service.shutdown.is_cancelled() => yield Err(status),
                 Err(status) => {
                     tracing::warn!(worker_id, reason = status.message(), "worker is gone");
                     yield Err(status);

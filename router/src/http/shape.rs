@@ -87,6 +87,13 @@ impl Shape {
             Event::Finished(finished) => finished.choice,
         };
         let mut chunks = Vec::new();
+        // An answer may end with tokens that show nothing, as those of a stop string.
+        if let Event::Delta(delta) = &event
+            && delta.text.is_empty()
+            && !self.with_logprobs
+        {
+            return chunks;
+        }
         if self.dialect == Dialect::Chat && self.opens(choice) {
             let role = ChatDelta {
                 role: Some("assistant"),

@@ -100,6 +100,12 @@ async fn stop_strings_over_tokens_never_leak() {
     let body = json!({ "model": "tiny", "prompt": "x", "stream": true, "stop": ["o three", "zzz"] });
     let (chunks, _) = stream(&fleet, "/v1/completions", &body).await;
     assert_eq!(joined(&chunks, "/choices/0/text"), "one tw");
+    assert!(
+        chunks[..chunks.len() - 1]
+            .iter()
+            .all(|chunk| chunk["choices"][0]["text"] != ""),
+        "{chunks:?}"
+    );
     let last = chunks.last().expect("chunks");
     assert_eq!(last["choices"][0]["finish_reason"], "stop");
     assert_eq!(last["choices"][0]["stop_reason"], "o three");
