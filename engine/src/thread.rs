@@ -63,21 +63,29 @@ impl Engine {
     {
         config.validate()?;
         let (ready, opened) = sync_channel(1);
-        let thread = thread::Builder::new().name("baton-engine".into()).spawn(move || {
-            let current = thread::current();
-            let wake: Wake = Arc::new(move || current.unpark());
-            match executor_factory(wake) {
-                Err(error) => drop(ready.send(Err(error))),
-                Ok(executor) => {
-                    let (shared, exit) = share(&config, executor.as_ref(), metrics);
-                    let page_tokens = shared.memory.layout().page_tokens as u32;
-                    let scheduler = Scheduler::new(config, shared.executor, page_tokens, hasher);
-                    let shared = Arc::new(shared);
-                    drop(ready.send(Ok(Arc::clone(&shared))));
-                    run(Turns::new(executor, scheduler, Arc::clone(&shared)), &shared, &exit);
+        let thread = thread::Builder::new()
+            .name("baton-engine".into())
+            .spawn(move || {
+                let current = thread::current();
+                let wake: Wake = Arc::new(move || current.unpark());
+                match executor_factory(Arc::clone(&wake)) {
+                    Err(error) => drop(ready.send(Err(error))),
+                    Ok(executor) => {
+                        let (shared, exit) = share(&config, executor.as_ref(), metrics);
+                        let page_tokens = shared.memory.layout().page_tokens as u32;
+                        let scheduler = Scheduler::new(config, shared.executor, page_tokens, hasher);
+                        // Transports let go of pages on threads of their own.
+                        scheduler.wake_on_return(wake);
+                        let shared = Arc::new(shared);
+                        drop(ready.send(Ok(Arc::clone(&shared))));
+                        run(
+                            Turns::new(executor, scheduler, Arc::clone(&shared)),
+                            &shared,
+                            &exit,
+                        );
+                    }
                 }
-            }
-        })?;
+            })?;
         let shared = opened
             .recv()
             .map_err(|_| EngineError::Executor("the engine thread panicked".into()))?
@@ -126,7 +134,10 @@ fn run(mut turns: Turns, shared: &Shared, exit: &watch::Sender<Option<Exit>>) {
     let end = match ended {
         Ok(Ok(())) => Exit::Stopped,
         Ok(Err(failure)) => Exit::Failed(failure.to_string()),
-        Err(payload) => Exit::Failed(format!("the engine thread panicked: {}", message(payload.as_ref()))),
+        Err(payload) => Exit::Failed(format!(
+            "the engine thread panicked: {}",
+            message(payload.as_ref())
+        )),
     };
     let reason = match &end {
         Exit::Stopped => {
@@ -145,7 +156,8 @@ fn run(mut turns: Turns, shared: &Shared, exit: &watch::Sender<Option<Exit>>) {
 
 fn message(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
 }
 
 impl EngineThread {

@@ -18,8 +18,8 @@ use crate::{
     scheduler::{BadOutcome, Delivery, Ending, Observation, Planned, RequestKey, Scheduler, StepSummary},
 };
 
-/// How long the thread sleeps at most while pages may be given back by others, who do not wake it.
-const PAGES_POLL: Duration = Duration::from_millis(2);
+/// How long the thread sleeps at most while nothing runs: whatever can change that wakes it.
+const IDLE_POLL: Duration = Duration::from_secs(1);
 /// How long it sleeps at most while a step runs, should an executor forget to wake it.
 const STEP_POLL: Duration = Duration::from_millis(50);
 /// Weight of the newest step in smoothed rates.
@@ -100,7 +100,10 @@ impl Turns {
     pub(crate) fn abandon(&mut self, reason: &RequestError) {
         let arrivals = self.shared.inbox.close(reason.clone());
         for submission in arrivals.submissions {
-            self.outboxes.insert(submission.link.key, Outbox::new(submission.link, submission.events));
+            self.outboxes.insert(
+                submission.link.key,
+                Outbox::new(submission.link, submission.events),
+            );
         }
         for outbox in self.outboxes.values_mut() {
             outbox.push(Envelope {
@@ -139,13 +142,21 @@ impl Turns {
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { request, link, events } = submission;
+        let Submission {
+            request,
+            link,
+            events,
+        } = submission;
         let key = link.key;
         let mut outbox = Outbox::new(link, events);
         let now = self.now();
         if let Err(error) = self.scheduler.submit(key, request, now) {
             self.shared.metrics.refused(&error);
-            outbox.push(Envelope { event: EngineEvent::Failed(error), lease: None, last: true });
+            outbox.push(Envelope {
+                event: EngineEvent::Failed(error),
+                lease: None,
+                last: true,
+            });
             if outbox.flush() == Flushed::Done {
                 return;
             }
@@ -210,7 +221,11 @@ impl Turns {
         let now = self.now();
         while let Some(Planned { plan, deliveries }) = self.scheduler.plan(now) {
             let ticket = self.executor.submit(plan)?;
-            self.in_flight.push_back(Submitted { ticket, deliveries, layers_named: 0 });
+            self.in_flight.push_back(Submitted {
+                ticket,
+                deliveries,
+                layers_named: 0,
+            });
             planned_any = true;
         }
         Ok(planned_any)
@@ -226,7 +241,11 @@ impl Turns {
         let mut keys: Vec<RequestKey> = Vec::new();
         for notice in self.scheduler.take_events() {
             if let Some(outbox) = self.outboxes.get_mut(&notice.request) {
-                outbox.push(Envelope { event: notice.event, lease: notice.lease, last: notice.last });
+                outbox.push(Envelope {
+                    event: notice.event,
+                    lease: notice.lease,
+                    last: notice.last,
+                });
                 keys.push(notice.request);
             }
         }
@@ -237,7 +256,11 @@ impl Turns {
     }
 
     fn flush(&mut self, key: RequestKey) {
-        if self.outboxes.get_mut(&key).is_some_and(|outbox| outbox.flush() == Flushed::Done) {
+        if self
+            .outboxes
+            .get_mut(&key)
+            .is_some_and(|outbox| outbox.flush() == Flushed::Done)
+        {
             self.outboxes.remove(&key);
             // Ends it if nobody reads; if it ended by itself, there is nothing left to cancel.
             self.scheduler.cancel(key);
@@ -271,7 +294,10 @@ impl Turns {
         let pages = self.scheduler.check_pages();
         if pages.is_err() || !self.scheduler.is_consistent() {
             self.shared.metrics.conservation_errors.inc();
-            tracing::error!(?pages, "the idle engine's pages or slots do not add up: this is a defect, please report it");
+            tracing::error!(
+                ?pages,
+                "the idle engine's pages or slots do not add up: this is a defect, please report it"
+            );
             debug_assert!(false, "conservation: {pages:?}");
         }
     }
@@ -287,7 +313,11 @@ impl Turns {
             return;
         }
         let smooth = |rate: &mut f64, value: f64| {
-            *rate = if *rate == 0.0 { value } else { *rate + SMOOTHING * (value - *rate) };
+            *rate = if *rate == 0.0 {
+                value
+            } else {
+                *rate + SMOOTHING * (value - *rate)
+            };
         };
         if summary.prefill_tokens > 0 {
             let rate = f64::from(summary.prefill_tokens) / summary.seconds;
@@ -298,12 +328,7 @@ impl Turns {
     }
 
     fn patience(&self) -> Duration {
-        let mut patience = Duration::from_secs(1);
-        if !self.in_flight.is_empty() {
-            patience = STEP_POLL;
-        } else if self.scheduler.waits_for_pages() {
-            patience = PAGES_POLL;
-        }
+        let patience = if self.in_flight.is_empty() { IDLE_POLL } else { STEP_POLL };
         match self.scheduler.next_deadline() {
             Some(deadline) => patience.min(deadline.saturating_sub(self.now())),
             None => patience,
@@ -318,13 +343,18 @@ impl Turns {
 fn record(metrics: &EngineMetrics, observation: Observation) {
     match observation {
         Observation::Begun(queued) => metrics.queue_seconds.observe(queued.as_secs_f64()),
-        Observation::Looked { queried_tokens, hit_tokens } => {
+        Observation::Looked {
+            queried_tokens,
+            hit_tokens,
+        } => {
             metrics.prefix_queried_tokens.inc_by(u64::from(queried_tokens));
             metrics.prefix_hit_tokens.inc_by(u64::from(hit_tokens));
         }
         Observation::FirstToken(waited) => metrics.ttft_seconds.observe(waited.as_secs_f64()),
         Observation::Output { gap, tokens } => {
-            metrics.itl_seconds.observe(gap.as_secs_f64() / f64::from(tokens.max(1)));
+            metrics
+                .itl_seconds
+                .observe(gap.as_secs_f64() / f64::from(tokens.max(1)));
         }
         Observation::Preempted => metrics.preemptions.inc(),
         Observation::Ended(ending) => {

@@ -14,7 +14,8 @@
 //! - **Admission** is strict: a request that lacks slots or pages blocks those behind it, so that small ones cannot starve a
 //!   large one. It may preempt the running that rank behind it, if that gives it enough.
 //! - **Preemption by recomputation.** Who needs a page and finds none takes those of the last in rank, which waits again and
-//!   later runs its prompt and output as one prompt. Pages of hand-offs on their way in are never taken.
+//!   later runs its prompt and output as one prompt. Pages of hand-offs are never taken, neither those that come in nor those
+//!   that a prefill for a decode worker computes.
 //! - **Hand-offs** lease pages in order of rank and from `inbound_share` of the pool; a prompt that exceeds the share is run
 //!   here. The cached pages that requests hold while they wait for a lease come out of the rest of the pool, so together they cannot
 //!   block each other.
@@ -40,7 +41,7 @@ use baton_proto::BlockHasher;
 
 use crate::{
     config::EngineConfig,
-    executor::ExecutorLimits,
+    executor::{ExecutorLimits, Wake},
     request::{ChoiceStart, EngineEvent, EngineRequest, FinishReason, RequestError, Work},
     step::SlotId,
 };
@@ -111,7 +112,12 @@ struct Open {
 impl Scheduler {
     /// `hasher` must have been made for the executor's page size, `page_tokens`.
     #[must_use]
-    pub fn new(config: EngineConfig, executor: ExecutorLimits, page_tokens: u32, hasher: BlockHasher) -> Self {
+    pub fn new(
+        config: EngineConfig,
+        executor: ExecutorLimits,
+        page_tokens: u32,
+        hasher: BlockHasher,
+    ) -> Self {
         let pages = PageAllocator::new(executor.pages);
         let index = PrefixIndex::new(&pages);
         let slots = executor.slots.min(config.max_running);
@@ -142,6 +148,11 @@ impl Scheduler {
         }
     }
 
+    /// See [`PageAllocator::wake_on_return`].
+    pub(crate) fn wake_on_return(&self, wake: Wake) {
+        self.pages.wake_on_return(move || wake());
+    }
+
     /// The bounds that requests must keep.
     #[must_use]
     pub fn limits(&self) -> RequestLimits {
@@ -152,7 +163,12 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`RequestError::QueueFull`].
-    pub fn submit(&mut self, key: RequestKey, request: CheckedRequest, now: Duration) -> Result<(), RequestError> {
+    pub fn submit(
+        &mut self,
+        key: RequestKey,
+        request: CheckedRequest,
+        now: Duration,
+    ) -> Result<(), RequestError> {
         let waiting = self.waiting_requests();
         if waiting >= self.config.max_waiting {
             return Err(RequestError::QueueFull { waiting });
@@ -164,7 +180,12 @@ impl Scheduler {
         if let Some(deadline) = deadline {
             self.deadlines.insert((deadline, key));
         }
-        self.notify(key, EngineEvent::Queued { requests_ahead: waiting as u32 });
+        self.notify(
+            key,
+            EngineEvent::Queued {
+                requests_ahead: waiting as u32,
+            },
+        );
         let open = Open {
             spec,
             accepted: now,
@@ -208,9 +229,17 @@ impl Scheduler {
                 choices.extend(&sequence.forks);
             }
             for choice in choices {
-                self.observations.push(Observation::Ended(Ending::Finished(FinishReason::Deadline)));
+                self.observations
+                    .push(Observation::Ended(Ending::Finished(FinishReason::Deadline)));
                 let reason = FinishReason::Deadline;
-                self.notify(key, EngineEvent::Finished { choice, reason, stop_token: None });
+                self.notify(
+                    key,
+                    EngineEvent::Finished {
+                        choice,
+                        reason,
+                        stop_token: None,
+                    },
+                );
             }
             self.mark_last(key);
             self.close(key);
@@ -242,12 +271,6 @@ impl Scheduler {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.in_flight.is_empty()
-    }
-
-    /// Somebody could go on if a page were given back, which transfers may do without a word.
-    #[must_use]
-    pub fn waits_for_pages(&self) -> bool {
-        self.page_starved || !self.running.is_empty()
     }
 
     // === requests and sequences ===
@@ -339,7 +362,14 @@ impl Scheduler {
 
     /// Requests without a running sequence.
     fn waiting_requests(&self) -> usize {
-        let runs = |id: &SequenceKey| self.sequences.get(id).is_some_and(|found| found.running().is_some());
-        self.requests.values().filter(|open| !open.sequences.iter().any(runs)).count()
+        let runs = |id: &SequenceKey| {
+            self.sequences
+                .get(id)
+                .is_some_and(|found| found.running().is_some())
+        };
+        self.requests
+            .values()
+            .filter(|open| !open.sequences.iter().any(runs))
+            .count()
     }
 }

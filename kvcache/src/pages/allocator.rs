@@ -62,6 +62,12 @@ impl PageAllocator {
         }
     }
 
+    /// `wake` is called, on whatever thread drops a page's last handle, when there is something to reclaim or to evict
+    /// where there was nothing. Its owner then need not look at intervals.
+    pub fn wake_on_return(&self, wake: impl Fn() + Send + Sync + 'static) {
+        self.pool.wake_on_return(Box::new(wake));
+    }
+
     /// A free page, or none: then reclaim, evict from the prefix index, or wait.
     pub fn alloc(&mut self) -> Option<MutablePage> {
         self.free.pop().map(|page| MutablePage::open(page, &self.pool))

@@ -1,6 +1,9 @@
 //! What handles on any thread share with the allocator and the prefix index.
 
-use std::sync::Arc;
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use baton_kernels::kv::PageId;
 use parking_lot::Mutex;
@@ -8,11 +11,14 @@ use parking_lot::Mutex;
 /// The meeting place of handles, dropped anywhere, and their two owners.
 ///
 /// Each page is at most once in each queue, so both are bounded by the number of pages.
-#[derive(Debug)]
 pub(crate) struct Pool {
     total: u32,
     state: Mutex<PoolState>,
+    /// Called when a queue is no longer empty.
+    wake: OnceLock<Wake>,
 }
+
+type Wake = Box<dyn Fn() + Send + Sync>;
 
 #[derive(Debug)]
 struct PoolState {
@@ -44,7 +50,19 @@ impl Pool {
                 idle: Vec::with_capacity(total as usize),
                 idle_queued: vec![false; total as usize],
             }),
+            wake: OnceLock::new(),
         })
+    }
+
+    pub(super) fn wake_on_return(&self, wake: Wake) {
+        // The first stays: an allocator has one owner.
+        let _ = self.wake.set(wake);
+    }
+
+    fn wake(&self) {
+        if let Some(wake) = self.wake.get() {
+            wake();
+        }
     }
 
     pub(crate) fn total(&self) -> u32 {
@@ -78,6 +96,11 @@ impl Pool {
             state.mutable -= 1;
         }
         state.returned.push(page);
+        let first = state.returned.len() == 1;
+        drop(state);
+        if first {
+            self.wake();
+        }
     }
 
     pub(super) fn take_returned(&self, into: &mut Vec<PageId>) {
@@ -93,6 +116,11 @@ impl Pool {
         if !state.idle_queued[page.0 as usize] {
             state.idle_queued[page.0 as usize] = true;
             state.idle.push(page);
+            let first = state.idle.len() == 1;
+            drop(state);
+            if first {
+                self.wake();
+            }
         }
     }
 
@@ -106,5 +134,11 @@ impl Pool {
             idle_queued[page.0 as usize] = false;
             into.push(page);
         }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("total", &self.total).field("state", &self.state).finish_non_exhaustive()
     }
 }
