@@ -114,7 +114,7 @@ async fn a_killed_decode_worker_fails_its_own_streams_only_and_comes_back() {
         }
     }
 
-    up.until_logged(&format!("{victim}"), "serves again", Duration::from_secs(5))
+    up.until_logged(&victim, "serves again", Duration::from_secs(5))
         .await;
     assert!(killed.elapsed() < Duration::from_secs(30));
     let used_again = async {

@@ -5,8 +5,8 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use parking_lot::RwLock;
 use baton_kernels::kv::KvMemory;
+use parking_lot::RwLock;
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -78,7 +78,8 @@ impl EngineHandle {
     /// # Errors
     /// See [`RequestError`].
     pub fn submit(&self, request: EngineRequest) -> Result<RequestHandle, RequestError> {
-        self.try_submit(request).inspect_err(|error| self.shared.metrics.refused(error))
+        self.try_submit(request)
+            .inspect_err(|error| self.shared.metrics.refused(error))
     }
 
     fn try_submit(&self, request: EngineRequest) -> Result<RequestHandle, RequestError> {
@@ -175,10 +176,12 @@ impl RequestHandle {
     /// A [`EngineEvent::Leased`] that has not been read yet is not delivered any more.
     pub fn release_lease(&self) {
         self.link.give_up_lease();
-        self.shared.inbox.touch(&self.link, |controls| match controls.next {
-            Some(Intent::Lease(_)) => controls.next = None,
-            _ => controls.release = true,
-        });
+        self.shared
+            .inbox
+            .touch(&self.link, |controls| match controls.next {
+                Some(Intent::Lease(_)) => controls.next = None,
+                _ => controls.release = true,
+            });
     }
 
     /// The leased pages hold the prompt's KV: decoding begins after these tokens, one for each choice. They are sent
@@ -201,7 +204,9 @@ impl RequestHandle {
 impl Drop for RequestHandle {
     fn drop(&mut self) {
         if !self.ended {
-            self.shared.inbox.touch(&self.link, |controls| controls.cancelled = true);
+            self.shared
+                .inbox
+                .touch(&self.link, |controls| controls.cancelled = true);
         }
     }
 }

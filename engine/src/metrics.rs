@@ -75,10 +75,7 @@ impl EngineMetrics {
             registry.register(Box::new(gauge.clone()))?;
             Ok::<_, prometheus::Error>(gauge)
         };
-        let pages = IntGaugeVec::new(
-            Opts::new("baton_engine_pages", "KV pages by state."),
-            &["state"],
-        )?;
+        let pages = IntGaugeVec::new(Opts::new("baton_engine_pages", "KV pages by state."), &["state"])?;
         registry.register(Box::new(pages.clone()))?;
         Ok(Self {
             queue_seconds: histogram(
@@ -98,10 +95,16 @@ impl EngineMetrics {
             )?,
             step_seconds: histogram("step_seconds", "Time the device spent on a step.", &SECONDS)?,
             batch_rows: histogram("batch_rows", "Rows of a step.", &BATCH)?,
-            prefill_tokens: counter("prefill_tokens_total", "Prompt tokens computed, recomputed ones included.")?,
+            prefill_tokens: counter(
+                "prefill_tokens_total",
+                "Prompt tokens computed, recomputed ones included.",
+            )?,
             decode_tokens: counter("decode_tokens_total", "Tokens that became output.")?,
             running: gauge("running_sequences", "Sequences that hold a slot.")?,
-            waiting: gauge("waiting_requests", "Requests that wait for a slot, pages or handed-off KV.")?,
+            waiting: gauge(
+                "waiting_requests",
+                "Requests that wait for a slot, pages or handed-off KV.",
+            )?,
             pages,
             cached_pages: gauge("cached_pages", "Sealed pages that only the prefix cache keeps.")?,
             prefix_queried_tokens: counter(
@@ -166,7 +169,11 @@ mod tests {
         let metrics = EngineMetrics::new(&registry).expect("names are free");
         metrics.preemptions.inc();
         let families = registry.gather();
-        assert!(families.iter().all(|family| family.name().starts_with("baton_engine_")));
+        assert!(
+            families
+                .iter()
+                .all(|family| family.name().starts_with("baton_engine_"))
+        );
         assert!(EngineMetrics::new(&registry).is_err());
     }
 }

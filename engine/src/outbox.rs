@@ -71,7 +71,12 @@ impl Outbox {
     /// Adds tokens to those of the same choice that wait already; gives back what it could not.
     fn coalesce(&mut self, envelope: Envelope) -> Option<Envelope> {
         let Envelope { event, lease, last } = envelope;
-        let EngineEvent::Tokens { choice, tokens, logprobs } = event else {
+        let EngineEvent::Tokens {
+            choice,
+            tokens,
+            logprobs,
+        } = event
+        else {
             return Some(Envelope { event, lease, last });
         };
         for waiting in self.pending.iter_mut().rev() {
@@ -88,7 +93,11 @@ impl Outbox {
                 _ => {}
             }
         }
-        let event = EngineEvent::Tokens { choice, tokens, logprobs };
+        let event = EngineEvent::Tokens {
+            choice,
+            tokens,
+            logprobs,
+        };
         Some(Envelope { event, lease, last })
     }
 }
@@ -100,7 +109,11 @@ mod tests {
 
     fn tokens(choice: u32, tokens: &[u32]) -> Envelope {
         Envelope {
-            event: EngineEvent::Tokens { choice, tokens: tokens.to_vec(), logprobs: Vec::new() },
+            event: EngineEvent::Tokens {
+                choice,
+                tokens: tokens.to_vec(),
+                logprobs: Vec::new(),
+            },
             lease: None,
             last: false,
         }
@@ -126,7 +139,10 @@ mod tests {
             outbox.push(tokens(1, &[10 + token]));
             assert_eq!(outbox.flush(), Flushed::Open);
         }
-        assert!(link.blocked.load(Ordering::Acquire), "the reader is asked to wake the engine");
+        assert!(
+            link.blocked.load(Ordering::Acquire),
+            "the reader is asked to wake the engine"
+        );
         assert_eq!(received(&mut receiver), [(0, vec![0])]);
         outbox.flush();
         assert_eq!(received(&mut receiver), [(1, vec![10, 11, 12, 13])]);
@@ -142,7 +158,11 @@ mod tests {
         let lease = link.next_lease();
         let pages = Vec::new();
         let event = EngineEvent::Leased { first_page: 0, pages };
-        outbox.push(Envelope { event, lease: Some(lease), last: false });
+        outbox.push(Envelope {
+            event,
+            lease: Some(lease),
+            last: false,
+        });
         link.give_up_lease();
         outbox.flush();
         assert!(receiver.try_recv().is_err());
@@ -152,7 +172,10 @@ mod tests {
     fn is_done_after_the_last_event_or_when_nobody_reads() {
         let (sender, receiver) = mpsc::channel(4);
         let mut outbox = Outbox::new(Arc::new(RequestLink::new(RequestKey(1))), sender);
-        outbox.push(Envelope { last: true, ..tokens(0, &[1]) });
+        outbox.push(Envelope {
+            last: true,
+            ..tokens(0, &[1])
+        });
         assert_eq!(outbox.flush(), Flushed::Done);
         drop(receiver);
         outbox.push(tokens(0, &[1]));

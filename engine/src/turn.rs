@@ -328,7 +328,11 @@ impl Turns {
     }
 
     fn patience(&self) -> Duration {
-        let patience = if self.in_flight.is_empty() { IDLE_POLL } else { STEP_POLL };
+        let patience = if self.in_flight.is_empty() {
+            IDLE_POLL
+        } else {
+            STEP_POLL
+        };
         match self.scheduler.next_deadline() {
             Some(deadline) => patience.min(deadline.saturating_sub(self.now())),
             None => patience,

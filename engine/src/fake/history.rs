@@ -31,7 +31,10 @@ impl History {
             digests: Vec::new(),
             row_end: None,
         };
-        open.prompt.iter().chain(&open.output).for_each(|token| history.push(*token));
+        open.prompt
+            .iter()
+            .chain(&open.output)
+            .for_each(|token| history.push(*token));
         history
     }
 

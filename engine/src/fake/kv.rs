@@ -86,12 +86,21 @@ impl KvMemory for FakeKv {
         self.check(page, layer)?;
         let expected = self.layout.slice_bytes();
         if bytes.len() != expected {
-            return Err(SliceError::Length { expected, found: bytes.len() });
+            return Err(SliceError::Length {
+                expected,
+                found: bytes.len(),
+            });
         }
         let first = self.first_cell(page, layer);
         let mut cells = self.cells.lock();
-        for (cell, bytes) in cells[first..first + self.layout.page_tokens].iter_mut().zip(bytes.chunks_exact(8)) {
-            *cell = bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
+        for (cell, bytes) in cells[first..first + self.layout.page_tokens]
+            .iter_mut()
+            .zip(bytes.chunks_exact(8))
+        {
+            *cell = bytes
+                .iter()
+                .rev()
+                .fold(0, |value, byte| value << 8 | u64::from(*byte));
         }
         Ok(())
     }

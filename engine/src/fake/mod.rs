@@ -155,7 +155,11 @@ impl FakeExecutor {
             for slot in &row.sample {
                 if let Some(history) = self.slots.get_mut(slot) {
                     let (tokens, logprobs) = history.sample(row.yields);
-                    sampled.push(Sampled { slot: *slot, tokens, logprobs });
+                    sampled.push(Sampled {
+                        slot: *slot,
+                        tokens,
+                        logprobs,
+                    });
                 }
             }
             if let Some(history) = self.slots.get_mut(&row.slot) {
@@ -188,7 +192,10 @@ impl FakeExecutor {
 
     fn fail(&mut self, step: StepId, reason: String) -> ExecutorError {
         self.failed = Some(reason.clone());
-        ExecutorError { step: Some(step), reason }
+        ExecutorError {
+            step: Some(step),
+            reason,
+        }
     }
 }
 
@@ -214,7 +221,11 @@ impl Executor for FakeExecutor {
             return Err(self.fail(step, format!("{} steps are in flight already", self.queue.len())));
         }
         self.last_submitted = step;
-        self.queue.push_back(Step { plan, rows: Vec::new(), layers_done: 0 });
+        self.queue.push_back(Step {
+            plan,
+            rows: Vec::new(),
+            layers_done: 0,
+        });
         self.wake();
         Ok(Ticket(step))
     }

@@ -18,8 +18,16 @@ pub(super) struct Digest(u64);
 impl FakeModel {
     /// The next `count` tokens after `tokens`.
     #[must_use]
-    pub fn continue_from(&self, tokens: &[u32], count: usize, choice: u32, sampling: &SamplingParams) -> Vec<u32> {
-        let mut digest = tokens.iter().fold(Digest::default(), |digest, token| digest.push(*token));
+    pub fn continue_from(
+        &self,
+        tokens: &[u32],
+        count: usize,
+        choice: u32,
+        sampling: &SamplingParams,
+    ) -> Vec<u32> {
+        let mut digest = tokens
+            .iter()
+            .fold(Digest::default(), |digest, token| digest.push(*token));
         let mut output = Vec::with_capacity(count);
         for _ in 0..count {
             let token = self.next(digest, choice, sampling);
@@ -39,7 +47,9 @@ impl FakeModel {
         let alternatives = sampling.logprobs?.min(self.vocab);
         Some(TokenLogprobs {
             chosen: (token, -0.5),
-            top: (0..alternatives).map(|rank| ((token + rank) % self.vocab, -0.5 - rank as f32)).collect(),
+            top: (0..alternatives)
+                .map(|rank| ((token + rank) % self.vocab, -0.5 - rank as f32))
+                .collect(),
         })
     }
 }

@@ -46,7 +46,11 @@ impl Rules<'_> {
         yields: impl Fn(&History) -> u32,
     ) -> Result<Vec<ResolvedRow>, String> {
         require!(!plan.rows.is_empty(), "a step without rows");
-        let rows = plan.rows.iter().map(|row| self.row(row, &yields)).collect::<Result<Vec<_>, _>>()?;
+        let rows = plan
+            .rows
+            .iter()
+            .map(|row| self.row(row, &yields))
+            .collect::<Result<Vec<_>, _>>()?;
         let mut slots = HashSet::new();
         let mut samplers = HashSet::new();
         for row in &rows {
@@ -79,7 +83,11 @@ impl Rules<'_> {
         for row in rows {
             let mut seen = HashSet::new();
             for page in &row.pages {
-                require!(seen.insert(*page), "{:?} has {page:?} twice in its table", row.slot);
+                require!(
+                    seen.insert(*page),
+                    "{:?} has {page:?} twice in its table",
+                    row.slot
+                );
                 let writer = writers.get(page).copied().unwrap_or(row.slot);
                 require!(writer == row.slot, "{writer:?} writes {page:?} of {:?}", row.slot);
             }
@@ -88,7 +96,11 @@ impl Rules<'_> {
         for copy in &plan.copies {
             require!(targets.insert(copy.to), "{:?} is copied onto twice", copy.to);
             require!(copy.from != copy.to, "{:?} is copied onto itself", copy.to);
-            require!(writers.contains_key(&copy.to), "{:?} is copied onto and not written", copy.to);
+            require!(
+                writers.contains_key(&copy.to),
+                "{:?} is copied onto and not written",
+                copy.to
+            );
         }
         let chained = plan.copies.iter().any(|copy| targets.contains(&copy.from));
         require!(!chained, "a copy's source is another's target");
@@ -102,7 +114,10 @@ impl Rules<'_> {
             RowStart::Known(start) => start,
             RowStart::AfterPrevious { at_most } => {
                 let end = history.row_end().ok_or(format!("{slot:?} has no previous row"))?;
-                require!(end <= at_most, "{slot:?} starts at {end}, planned at most {at_most}");
+                require!(
+                    end <= at_most,
+                    "{slot:?} starts at {end}, planned at most {at_most}"
+                );
                 end
             }
         };
@@ -115,15 +130,31 @@ impl Rules<'_> {
                 require!(!tokens.is_empty(), "{slot:?} has an empty row");
                 require!(end <= len, "{slot:?} runs to {end}, and has {len} tokens");
                 let own = history.tokens(start, end);
-                require!(own == *tokens, "{slot:?} runs {tokens:?} at {start}, its tokens are {own:?}");
-                let written = (start..end).map(|position| Some(history.digest(position))).collect();
-                require!(row.sample.is_empty() || end == len, "{slot:?} samples in the middle of its tokens");
+                require!(
+                    own == *tokens,
+                    "{slot:?} runs {tokens:?} at {start}, its tokens are {own:?}"
+                );
+                let written = (start..end)
+                    .map(|position| Some(history.digest(position)))
+                    .collect();
+                require!(
+                    row.sample.is_empty() || end == len,
+                    "{slot:?} samples in the middle of its tokens"
+                );
                 (end, written, 1)
             }
             RowTokens::LastOutput => {
                 require!(history.has_output(), "{slot:?} has no output to go on from");
-                require!(start + 1 == len, "{slot:?} goes on at {start}, its last token is at {}", len - 1);
-                require!(row.sample == [slot], "{slot:?} decodes and samples for {:?}", row.sample);
+                require!(
+                    start + 1 == len,
+                    "{slot:?} goes on at {start}, its last token is at {}",
+                    len - 1
+                );
+                require!(
+                    row.sample == [slot],
+                    "{slot:?} decodes and samples for {:?}",
+                    row.sample
+                );
                 let at_most = match row.start {
                     RowStart::Known(start) => start,
                     RowStart::AfterPrevious { at_most } => at_most,
@@ -134,13 +165,19 @@ impl Rules<'_> {
                 (reach, self.decoded(row, history, yields, most), yields)
             }
         };
-        require!(reach <= context, "{slot:?} reaches {reach} of a context of {context}");
+        require!(
+            reach <= context,
+            "{slot:?} reaches {reach} of a context of {context}"
+        );
         let covered = row.pages.len() as u32 * self.page_tokens;
         require!(reach <= covered, "{slot:?} reaches {reach}, its table {covered}");
         for other in &row.sample {
             let other_history = self.history(*other)?;
             let same = other_history.len() == len && other_history.digest(len - 1) == history.digest(len - 1);
-            require!(same, "{other:?} samples from the logits of {slot:?}, whose tokens differ");
+            require!(
+                same,
+                "{other:?} samples from the logits of {slot:?}, whose tokens differ"
+            );
         }
         Ok(ResolvedRow {
             slot,

@@ -6,6 +6,7 @@ use super::{
     Delivery, Observation, Scheduler,
     block_table::BlockTable,
     handoff::Grant,
+    room::Promised,
     sequence::{Ahead, HandOff, Opening, Phase, Progress, Rank, Running, Sequence, SequenceKey},
 };
 use crate::request::{EngineEvent, Work};
@@ -97,13 +98,12 @@ impl Scheduler {
             return Admission::Passed;
         }
         let chain = sequence.hashes(found, &self.hasher, open.spec.scope, self.page_tokens);
-        let table = BlockTable::cached(self.index.lookup(chain));
+        let mut table = BlockTable::cached(self.index.lookup(chain));
         let found = table.len();
         let needed = self.pages_to_start(sequence).saturating_sub(found);
         let rank = sequence.rank;
         self.queue.remove(&rank);
-        let fits = self.make_room(needed, rank);
-        if !fits {
+        if !self.make_room(needed, rank) || !self.endow(sequence, &mut table, needed) {
             self.queue.insert(rank);
             return Admission::NoPages;
         }
@@ -112,10 +112,22 @@ impl Scheduler {
             queried_tokens: most * self.page_tokens,
             hit_tokens: found * self.page_tokens,
         });
-        self.deliver_cached(sequence, &table);
+        self.deliver_cached(sequence, &table, found);
         let next = found * self.page_tokens;
         self.run(sequence, table, Progress::Prompt { next });
         Admission::Admitted
+    }
+
+    /// A prefill for a decode worker gets all its pages at once and is never preempted, so that it ends whatever else
+    /// happens here: a lease of the decode worker's depends on it, and other hand-offs on that.
+    fn endow(&mut self, sequence: &Sequence, table: &mut BlockTable, needed: u32) -> bool {
+        if !self.is_prefill(sequence) {
+            return true;
+        }
+        let pages = self.take_pages(needed, sequence.rank, &mut Promised::default());
+        let complete = pages.len() == needed as usize;
+        pages.into_iter().for_each(|page| table.push(page));
+        complete
     }
 
     /// The first sequence of a request to run starts the request.
@@ -128,23 +140,29 @@ impl Scheduler {
             let cached_tokens = cached_pages * self.page_tokens;
             tracing::debug!(request = %open.spec.id, key = sequence.request.0, cached_tokens, ?queued, "started");
             self.observations.push(Observation::Begun(queued));
-            self.notify(sequence.request, EngineEvent::Started { cached_tokens, queued });
+            self.notify(
+                sequence.request,
+                EngineEvent::Started {
+                    cached_tokens,
+                    queued,
+                },
+            );
         }
     }
 
     /// Tells a prefill's sink of the pages that need not be computed.
-    fn deliver_cached(&mut self, sequence: &mut Sequence, table: &BlockTable) {
+    fn deliver_cached(&mut self, sequence: &mut Sequence, table: &BlockTable, cached: u32) {
         let Some(open) = self.requests.get(&sequence.request) else {
             return;
         };
-        if let Work::Prefill { sink, .. } = &open.spec.work {
-            if sequence.undelivered < table.len() {
-                self.ready_now.push(Delivery {
-                    sink: std::sync::Arc::clone(sink),
-                    pages: table.pins(sequence.undelivered, table.len()),
-                });
-                sequence.undelivered = table.len();
-            }
+        if let Work::Prefill { sink, .. } = &open.spec.work
+            && sequence.undelivered < cached
+        {
+            self.ready_now.push(Delivery {
+                sink: std::sync::Arc::clone(sink),
+                pages: table.pins(sequence.undelivered, cached),
+            });
+            sequence.undelivered = cached;
         }
     }
 

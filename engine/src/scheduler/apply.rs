@@ -31,7 +31,11 @@ pub enum BadOutcome {
     #[error("step {step:?} sampled for other slots than planned, near {slot:?}")]
     Slots { step: StepId, slot: Option<SlotId> },
     #[error("step {step:?} sampled {tokens} tokens for {slot:?}")]
-    Count { step: StepId, slot: SlotId, tokens: usize },
+    Count {
+        step: StepId,
+        slot: SlotId,
+        tokens: usize,
+    },
 }
 
 impl Scheduler {
@@ -67,7 +71,10 @@ impl Scheduler {
         let flight = self.in_flight.front().filter(|flight| flight.step == step);
         let Some(flight) = flight else {
             let expected = self.in_flight.front().map(|flight| flight.step);
-            return Err(BadOutcome::Order { found: step, expected });
+            return Err(BadOutcome::Order {
+                found: step,
+                expected,
+            });
         };
         let mut sampled = outcome.sampled.iter();
         for row in &flight.rows {
@@ -77,24 +84,38 @@ impl Scheduler {
             };
             for slot in &row.sample {
                 let Some(found) = sampled.next().filter(|found| found.slot == *slot) else {
-                    return Err(BadOutcome::Slots { step, slot: Some(*slot) });
+                    return Err(BadOutcome::Slots {
+                        step,
+                        slot: Some(*slot),
+                    });
                 };
                 let tokens = found.tokens.len();
                 if tokens == 0 || tokens > most {
-                    return Err(BadOutcome::Count { step, slot: *slot, tokens });
+                    return Err(BadOutcome::Count {
+                        step,
+                        slot: *slot,
+                        tokens,
+                    });
                 }
             }
         }
         match sampled.next() {
             None => Ok(()),
-            Some(extra) => Err(BadOutcome::Slots { step, slot: Some(extra.slot) }),
+            Some(extra) => Err(BadOutcome::Slots {
+                step,
+                slot: Some(extra.slot),
+            }),
         }
     }
 
     /// Returns how many tokens became output.
     fn apply_row(&mut self, row: &PlannedRow, sampled: Vec<Sampled>, now: Duration) -> u32 {
         // The sequence may have ended or been preempted while the row was in flight: then the row was for nothing.
-        let Some(running) = self.sequences.get_mut(&row.sequence).and_then(|found| found.running_mut()) else {
+        let Some(running) = self
+            .sequences
+            .get_mut(&row.sequence)
+            .and_then(|found| found.running_mut())
+        else {
             return 0;
         };
         if running.admission != row.admission {
@@ -113,7 +134,10 @@ impl Scheduler {
                 ids.extend(self.fork(row.sequence));
             }
         }
-        ids.into_iter().zip(sampled).map(|(id, sampled)| self.accept(id, sampled, now)).sum()
+        ids.into_iter()
+            .zip(sampled)
+            .map(|(id, sampled)| self.accept(id, sampled, now))
+            .sum()
     }
 
     /// The choices that shared a prompt go on by themselves, in the slots that sampled for them.
@@ -156,7 +180,11 @@ impl Scheduler {
 
     /// Appends sampled tokens, as far as they count, and ends the sequence where they say so.
     fn accept(&mut self, id: SequenceKey, sampled: Sampled, now: Duration) -> u32 {
-        let Sampled { mut tokens, mut logprobs, .. } = sampled;
+        let Sampled {
+            mut tokens,
+            mut logprobs,
+            ..
+        } = sampled;
         let Some(sequence) = self.sequences.get_mut(&id) else {
             return 0;
         };
@@ -177,12 +205,21 @@ impl Scheduler {
         if matches!(open.spec.work, crate::request::Work::Prefill { .. }) {
             // Whether such a first token is also the last is for the decode worker to say.
             self.observations.push(Observation::Ended(Ending::HandedOff));
-            self.notify(request, EngineEvent::Tokens { choice, tokens, logprobs });
+            self.notify(
+                request,
+                EngineEvent::Tokens {
+                    choice,
+                    tokens,
+                    logprobs,
+                },
+            );
             self.end_sequence(id);
             return 1;
         }
         tokens.truncate((sequence.cap - sequence.len()) as usize);
-        let stop_at = tokens.iter().position(|token| open.spec.stop.stop_tokens.contains(token));
+        let stop_at = tokens
+            .iter()
+            .position(|token| open.spec.stop.stop_tokens.contains(token));
         let stop = stop_at.map(|at| tokens[at]);
         tokens.truncate(stop_at.unwrap_or(tokens.len()));
         logprobs.truncate(tokens.len());
@@ -192,7 +229,14 @@ impl Scheduler {
         let computed = sequence.len() - u32::from(stop.is_none());
         let count = tokens.len() as u32;
         if count > 0 {
-            self.notify(request, EngineEvent::Tokens { choice, tokens, logprobs });
+            self.notify(
+                request,
+                EngineEvent::Tokens {
+                    choice,
+                    tokens,
+                    logprobs,
+                },
+            );
         }
         self.seal(id, computed);
         if let Some(stop) = stop {
@@ -215,7 +259,9 @@ impl Scheduler {
         if running.table.sealed() >= full {
             return;
         }
-        let hashes = sequence.hashes(full, &self.hasher, open.spec.scope, self.page_tokens).to_vec();
+        let hashes = sequence
+            .hashes(full, &self.hasher, open.spec.scope, self.page_tokens)
+            .to_vec();
         if let Some(running) = sequence.running_mut() {
             running.table.seal(&hashes, &mut self.index);
         }
@@ -227,8 +273,16 @@ impl Scheduler {
             return;
         };
         let (request, choice) = (sequence.request, sequence.choice);
-        self.observations.push(Observation::Ended(Ending::Finished(reason)));
-        self.notify(request, EngineEvent::Finished { choice, reason, stop_token });
+        self.observations
+            .push(Observation::Ended(Ending::Finished(reason)));
+        self.notify(
+            request,
+            EngineEvent::Finished {
+                choice,
+                reason,
+                stop_token,
+            },
+        );
         self.end_sequence(id);
     }
 
@@ -246,6 +300,8 @@ impl Scheduler {
     }
 
     fn is_over(&self, key: RequestKey) -> bool {
-        self.requests.get(&key).is_some_and(|open| open.sequences.is_empty())
+        self.requests
+            .get(&key)
+            .is_some_and(|open| open.sequences.is_empty())
     }
 }

@@ -19,14 +19,6 @@ enum Block {
     Borrowed(PagePin),
 }
 
-/// What [`BlockTable::replace_borrowed`] gives back.
-#[derive(Debug)]
-pub(super) enum Replaced {
-    Borrowed(PagePin),
-    /// Nothing was borrowed: the page is not used.
-    Nothing(MutablePage),
-}
-
 impl BlockTable {
     pub(super) fn cached(pages: Vec<SealedPage>) -> Self {
         Self(pages.into_iter().map(Block::Sealed).collect())
@@ -55,21 +47,22 @@ impl BlockTable {
         self.0.truncate(len as usize);
     }
 
+    /// Only the first page that is not sealed can be borrowed.
     pub(super) fn has_borrowed(&self) -> bool {
-        matches!(self.0.last(), Some(Block::Borrowed(_)))
+        matches!(self.0.get(self.sealed() as usize), Some(Block::Borrowed(_)))
     }
 
-    /// Puts a page of its own in the place of the borrowed one, whose content is still to be copied.
-    pub(super) fn replace_borrowed(&mut self, page: MutablePage) -> Replaced {
-        match self.0.pop() {
-            Some(Block::Borrowed(pin)) => {
-                self.0.push(Block::Mutable(page));
-                Replaced::Borrowed(pin)
-            }
-            last => {
-                self.0.extend(last);
-                Replaced::Nothing(page)
-            }
+    /// Puts a page of its own in the place of the borrowed one, if there is one, and returns that: its content is still
+    /// to be copied.
+    pub(super) fn replace_borrowed(&mut self, page: MutablePage) -> Option<PagePin> {
+        let at = self.sealed() as usize;
+        let block = self
+            .0
+            .get_mut(at)
+            .filter(|block| matches!(block, Block::Borrowed(_)))?;
+        match std::mem::replace(block, Block::Mutable(page)) {
+            Block::Borrowed(pin) => Some(pin),
+            Block::Sealed(_) | Block::Mutable(_) => None,
         }
     }
 

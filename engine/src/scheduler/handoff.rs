@@ -52,11 +52,11 @@ impl Scheduler {
 
     /// The prompt is run on this engine after all. Ignored unless the request waits for a hand-off.
     pub fn prefill_here(&mut self, key: RequestKey) {
-        if let Some(id) = self.handoff_of(key) {
-            if let Some(sequence) = self.sequences.get_mut(&id) {
-                sequence.phase = Phase::Waiting;
-                self.queue.insert(sequence.rank);
-            }
+        if let Some(id) = self.handoff_of(key)
+            && let Some(sequence) = self.sequences.get_mut(&id)
+        {
+            sequence.phase = Phase::Waiting;
+            self.queue.insert(sequence.rank);
         }
     }
 
@@ -73,7 +73,9 @@ impl Scheduler {
         let Some(mut sequence) = self.sequences.remove(&id) else {
             return;
         };
-        let Phase::HandOff(HandOff::Leased { mut table, .. }) = std::mem::replace(&mut sequence.phase, Phase::Waiting) else {
+        let Phase::HandOff(HandOff::Leased { mut table, .. }) =
+            std::mem::replace(&mut sequence.phase, Phase::Waiting)
+        else {
             self.sequences.insert(id, sequence);
             self.fail(key, RequestError::Invalid("KV was adopted without a lease"));
             return;
@@ -192,7 +194,10 @@ impl Scheduler {
             HandOff::LeaseWanted { held: mut table, .. } => {
                 pages.into_iter().for_each(|page| table.push(page));
                 pins = table.pins(first_page, whole);
-                HandOff::Leased { table, held: first_page }
+                HandOff::Leased {
+                    table,
+                    held: first_page,
+                }
             }
             other => other,
         });
@@ -206,18 +211,15 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Nothing runs and nothing can: whoever waits for pages may be waiting for those that hand-offs hold while they
-    /// wait for a lease behind it. Lets the first of these have its lease.
-    pub(super) fn break_standstill(&mut self) {
+    /// Lets the first hand-off have its lease that keeps pages from others while it waits behind them. Returns whether
+    /// there was one.
+    pub(super) fn force_lease(&mut self) -> bool {
         let holds = |id: SequenceKey| match &self.sequences[&id].phase {
             Phase::HandOff(HandOff::LeaseWanted { held, .. }) => held.len() > 0,
             _ => false,
         };
-        if let Some(id) = self.queue.iter().map(|rank| rank.sequence).find(|id| holds(*id)) {
-            if let Err(reason) = self.grant(id, Grant::Forced) {
-                tracing::debug!(?reason, "a lease has to wait for others to end");
-            }
-        }
+        let first = self.queue.iter().map(|rank| rank.sequence).find(|id| holds(*id));
+        first.is_some_and(|id| self.grant(id, Grant::Forced).is_ok())
     }
 
     /// Pages that leases may use together, held ones included.
@@ -226,25 +228,31 @@ impl Scheduler {
     }
 
     fn leased_pages(&self) -> u32 {
-        self.handoffs().map(|handoff| match handoff {
-            HandOff::Leased { table, .. } => table.len(),
-            HandOff::Held(_) | HandOff::LeaseWanted { .. } => 0,
-        }).sum()
+        self.handoffs()
+            .map(|handoff| match handoff {
+                HandOff::Leased { table, .. } => table.len(),
+                HandOff::Held(_) | HandOff::LeaseWanted { .. } => 0,
+            })
+            .sum()
     }
 
     /// Pages held by those that have no lease yet.
     fn held_pages(&self) -> u32 {
-        self.handoffs().map(|handoff| match handoff {
-            HandOff::Held(held) | HandOff::LeaseWanted { held, .. } => held.len(),
-            HandOff::Leased { .. } => 0,
-        }).sum()
+        self.handoffs()
+            .map(|handoff| match handoff {
+                HandOff::Held(held) | HandOff::LeaseWanted { held, .. } => held.len(),
+                HandOff::Leased { .. } => 0,
+            })
+            .sum()
     }
 
     fn handoffs(&self) -> impl Iterator<Item = &HandOff> {
-        self.sequences.values().filter_map(|sequence| match &sequence.phase {
-            Phase::HandOff(handoff) => Some(handoff),
-            Phase::Waiting | Phase::Ready(_) | Phase::Running(_) => None,
-        })
+        self.sequences
+            .values()
+            .filter_map(|sequence| match &sequence.phase {
+                Phase::HandOff(handoff) => Some(handoff),
+                Phase::Waiting | Phase::Ready(_) | Phase::Running(_) => None,
+            })
     }
 
     /// The sequence of a request that waits for a hand-off; there is one for all its choices.
@@ -281,11 +289,16 @@ impl Scheduler {
         let mut given: Vec<u32> = first.iter().map(|first| first.choice).collect();
         given.sort_unstable();
         if expected != given {
-            return Err(RequestError::Invalid("a hand-off gives one first token for each choice"));
+            return Err(RequestError::Invalid(
+                "a hand-off gives one first token for each choice",
+            ));
         }
         let vocab = self.executor.vocab;
         match first.iter().find(|first| first.token >= vocab) {
-            Some(first) => Err(RequestError::TokenOutOfRange { token: first.token, vocab }),
+            Some(first) => Err(RequestError::TokenOutOfRange {
+                token: first.token,
+                vocab,
+            }),
             None => Ok(()),
         }
     }

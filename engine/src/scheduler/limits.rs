@@ -30,17 +30,27 @@ impl RequestLimits {
     pub fn check(&self, request: EngineRequest) -> Result<CheckedRequest, RequestError> {
         check_choices(&request)?;
         if request.choices.len() > self.executor.slots as usize {
-            return Err(RequestError::Invalid("more choices than this worker can run together"));
+            return Err(RequestError::Invalid(
+                "more choices than this worker can run together",
+            ));
         }
         let vocab = self.executor.vocab;
         let emitted = request.choices.iter().flat_map(|choice| &choice.emitted);
-        if let Some(&token) = request.prompt.iter().chain(emitted).find(|token| **token >= vocab) {
+        if let Some(&token) = request
+            .prompt
+            .iter()
+            .chain(emitted)
+            .find(|token| **token >= vocab)
+        {
             return Err(RequestError::TokenOutOfRange { token, vocab });
         }
         let context = self.executor.context_tokens;
         let longest = request.prompt.len() + longest_emitted(&request);
         if longest >= context as usize {
-            return Err(RequestError::TooLong { prompt: longest, context });
+            return Err(RequestError::TooLong {
+                prompt: longest,
+                context,
+            });
         }
         let needed = self.pages_needed(&request);
         if needed > self.executor.pages {
@@ -93,7 +103,12 @@ impl CheckedRequest {
 }
 
 fn longest_emitted(request: &EngineRequest) -> usize {
-    request.choices.iter().map(|choice| choice.emitted.len()).max().unwrap_or(0)
+    request
+        .choices
+        .iter()
+        .map(|choice| choice.emitted.len())
+        .max()
+        .unwrap_or(0)
 }
 
 fn check_choices(request: &EngineRequest) -> Result<(), RequestError> {
@@ -109,7 +124,11 @@ fn check_choices(request: &EngineRequest) -> Result<(), RequestError> {
         return Err(RequestError::Invalid("two choices have the same index"));
     }
     let max_tokens = request.stop.max_tokens as usize;
-    if request.choices.iter().any(|choice| choice.emitted.len() >= max_tokens) {
+    if request
+        .choices
+        .iter()
+        .any(|choice| choice.emitted.len() >= max_tokens)
+    {
         return Err(RequestError::Invalid("a choice has emitted max_tokens already"));
     }
     let resumed = request.choices.iter().any(|choice| !choice.emitted.is_empty());

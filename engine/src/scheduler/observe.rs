@@ -16,11 +16,17 @@ pub enum Observation {
     /// A request's first chunk was planned, or its KV adopted, this long after it was accepted.
     Begun(Duration),
     /// A prompt was looked up in the prefix cache.
-    Looked { queried_tokens: u32, hit_tokens: u32 },
+    Looked {
+        queried_tokens: u32,
+        hit_tokens: u32,
+    },
     /// A request's first token was sampled here, this long after it was accepted.
     FirstToken(Duration),
     /// A sequence's later output came this long after the one before.
-    Output { gap: Duration, tokens: u32 },
+    Output {
+        gap: Duration,
+        tokens: u32,
+    },
     Preempted,
     /// One choice, or a cancelled request.
     Ended(Ending),
@@ -43,7 +49,7 @@ impl Scheduler {
         EngineLoad {
             running,
             waiting: self.waiting_requests() as u32,
-            waiting_tokens: self.sequences.values().map(|sequence| waiting_tokens(sequence)).sum(),
+            waiting_tokens: self.sequences.values().map(waiting_tokens).sum(),
             pages: self.page_load(),
             ..EngineLoad::default()
         }

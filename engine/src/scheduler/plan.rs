@@ -5,9 +5,7 @@ use std::{fmt, mem, sync::Arc, time::Duration};
 use baton_kvcache::PagePin;
 
 use super::{
-    Scheduler,
-    block_table::Replaced,
-    chunks,
+    Scheduler, chunks,
     room::Promised,
     sequence::{Opening, Phase, Progress, Rank, Running, Sequence, SequenceKey},
 };
@@ -55,7 +53,9 @@ pub(super) struct PlannedRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RowKind {
     /// More of the prompt, up to this position. The last chunk samples.
-    Chunk { end: u32 },
+    Chunk {
+        end: u32,
+    },
     Decode,
 }
 
@@ -78,7 +78,16 @@ impl Scheduler {
             return None;
         }
         self.expire(now);
-        self.page_starved = self.admit(now);
+        loop {
+            self.page_starved = self.admit(now);
+            let planned = self.plan_rows();
+            if planned.is_some() || !self.in_flight.is_empty() || !self.break_standstill() {
+                return planned;
+            }
+        }
+    }
+
+    fn plan_rows(&mut self) -> Option<Planned> {
         let step = StepId(self.last_step + 1);
         let mut planned = Planned {
             plan: StepPlan {
@@ -89,15 +98,15 @@ impl Scheduler {
             },
             deliveries: Vec::new(),
         };
-        let mut flight = InFlight { step, rows: Vec::new() };
+        let mut flight = InFlight {
+            step,
+            rows: Vec::new(),
+        };
         let mut promised = Promised::default();
         for draft in self.drafts() {
             self.plan_row(&draft, &mut promised, &mut planned, &mut flight);
         }
         if flight.rows.is_empty() {
-            if self.in_flight.is_empty() {
-                self.break_standstill();
-            }
             return None;
         }
         self.last_step = step.0;
@@ -122,7 +131,10 @@ impl Scheduler {
                 Progress::Output(ahead) => {
                     if let Some(row) = self.decode_row(sequence, ahead) {
                         let (start, reach) = (row.start, row.reach);
-                        drafts.push(Draft { rank: *rank, work: DraftWork::Decode { start, reach } });
+                        drafts.push(Draft {
+                            rank: *rank,
+                            work: DraftWork::Decode { start, reach },
+                        });
                     }
                 }
             }
@@ -132,7 +144,10 @@ impl Scheduler {
         let parts = chunks::share(&remaining, self.config.max_batch_tokens.saturating_sub(decoding));
         for ((rank, start, _), tokens) in prompts.into_iter().zip(parts) {
             if tokens > 0 {
-                drafts.push(Draft { rank, work: DraftWork::Chunk { start, tokens } });
+                drafts.push(Draft {
+                    rank,
+                    work: DraftWork::Chunk { start, tokens },
+                });
             }
         }
         drafts.sort_by_key(|draft| draft.rank);
@@ -140,7 +155,13 @@ impl Scheduler {
     }
 
     /// Finds the pages of one row, shortening or dropping it where there are too few, and adds it to the plan.
-    fn plan_row(&mut self, draft: &Draft, promised: &mut Promised, planned: &mut Planned, flight: &mut InFlight) {
+    fn plan_row(
+        &mut self,
+        draft: &Draft,
+        promised: &mut Promised,
+        planned: &mut Planned,
+        flight: &mut InFlight,
+    ) {
         let id = draft.rank.sequence;
         // It may have been preempted for a row before this one.
         let Some(running) = self.sequences.get(&id).and_then(Sequence::running) else {
@@ -158,15 +179,18 @@ impl Scheduler {
             return;
         };
         if let Phase::Running(running) = &mut sequence.phase {
-            for page in pages {
+            let mut pages = pages.into_iter();
+            pages
+                .by_ref()
+                .take((wanted - borrowed) as usize)
+                .for_each(|page| running.table.push(page));
+            // Last, so that a page is copied only in a step that has the row.
+            if let Some(page) = pages.next() {
                 let to = page.id();
-                match running.table.replace_borrowed(page) {
-                    Replaced::Borrowed(pin) => {
-                        planned.plan.copies.push(PageCopy { from: pin.id(), to });
-                        // Not reused before the step that copies it is known to the allocator.
-                        self.copied.push(pin);
-                    }
-                    Replaced::Nothing(page) => running.table.push(page),
+                if let Some(pin) = running.table.replace_borrowed(page) {
+                    planned.plan.copies.push(PageCopy { from: pin.id(), to });
+                    // Not reused before the step that copies it is known to the allocator.
+                    self.copied.push(pin);
                 }
             }
             let covered = running.table.len() * page_tokens;
@@ -176,7 +200,8 @@ impl Scheduler {
                     (tokens > 0).then(|| chunk_row(&sequence.tokens, running, start, tokens))
                 }
                 DraftWork::Decode { start, reach } => {
-                    (covered >= reach).then(|| self.decode_row_of(running, start))
+                    let complete = covered >= reach && !running.table.has_borrowed();
+                    complete.then(|| self.decode_row_of(running, start))
                 }
             };
             if let Some((row, kind)) = row {
@@ -241,7 +266,11 @@ impl Scheduler {
         let Some(open) = self.requests.get(&sequence.request) else {
             return;
         };
-        let complete = if end == sequence.len() { self.pages_for(end) } else { end / self.page_tokens };
+        let complete = if end == sequence.len() {
+            self.pages_for(end)
+        } else {
+            end / self.page_tokens
+        };
         let (Work::Prefill { sink, .. }, Some(running)) = (&open.spec.work, sequence.running()) else {
             return;
         };
@@ -268,13 +297,19 @@ fn chunk_row(tokens: &[u32], running: &mut Running, start: u32, len: u32) -> (Ro
         start: RowStart::Known(start),
         tokens: RowTokens::Host(tokens[start as usize..end as usize].to_vec()),
         pages: running.table.ids(),
-        sample: if is_last { running.slots.clone() } else { Vec::new() },
+        sample: if is_last {
+            running.slots.clone()
+        } else {
+            Vec::new()
+        },
     };
     (row, RowKind::Chunk { end })
 }
 
 impl fmt::Debug for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Delivery").field("pages", &self.pages).finish_non_exhaustive()
+        f.debug_struct("Delivery")
+            .field("pages", &self.pages)
+            .finish_non_exhaustive()
     }
 }

@@ -91,7 +91,12 @@ impl Scheduler {
     }
 
     /// Up to `wanted` pages at once; what is missing is promised.
-    pub(super) fn take_pages(&mut self, wanted: u32, rank: Rank, promised: &mut Promised) -> Vec<MutablePage> {
+    pub(super) fn take_pages(
+        &mut self,
+        wanted: u32,
+        rank: Rank,
+        promised: &mut Promised,
+    ) -> Vec<MutablePage> {
         let mut taken = Vec::new();
         loop {
             self.pages.reclaim();
@@ -124,23 +129,60 @@ impl Scheduler {
 
     /// Preempts the last in rank, whoever that is.
     pub(super) fn preempt_any(&mut self) -> bool {
-        let ready = self.queue.iter().rfind(|rank| self.is_ready(rank.sequence));
-        let Some(victim) = self.running.last().max(ready).copied() else {
+        let running = self
+            .running
+            .iter()
+            .rfind(|rank| self.is_preemptable(rank.sequence));
+        let ready = self.queue.iter().rfind(|rank| self.is_preemptable(rank.sequence));
+        let Some(victim) = running.max(ready).copied() else {
             return false;
         };
         self.preempt(victim.sequence);
         true
     }
 
+    /// No step is in flight and none can be planned. Two things beside a page can be missing, and others have them that wait
+    /// for pages themselves: a lease, by those that hold pages for it, and a slot, by who ranks before those that run. Returns
+    /// whether that helped.
+    pub(super) fn break_standstill(&mut self) -> bool {
+        if self.force_lease() {
+            return true;
+        }
+        let first = self
+            .queue
+            .iter()
+            .find(|rank| match self.sequences[&rank.sequence].phase {
+                Phase::Waiting | Phase::Ready(_) => true,
+                Phase::HandOff(_) | Phase::Running(_) => false,
+            });
+        let last = self
+            .running
+            .iter()
+            .rfind(|rank| self.is_preemptable(rank.sequence));
+        match (first.copied(), last.copied()) {
+            (Some(first), Some(last)) if first < last => {
+                self.preempt(last.sequence);
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Sequences behind `rank` that could give up pages.
     fn victims(&self, rank: Rank) -> impl Iterator<Item = SequenceKey> {
         let behind = (std::ops::Bound::Excluded(rank), std::ops::Bound::Unbounded);
-        let ready = self.queue.range(behind).filter(|rank| self.is_ready(rank.sequence));
-        self.running.range(behind).chain(ready).map(|rank| rank.sequence)
+        let all = self.running.range(behind).chain(self.queue.range(behind));
+        all.map(|rank| rank.sequence)
+            .filter(|id| self.is_preemptable(*id))
     }
 
-    fn is_ready(&self, id: SequenceKey) -> bool {
-        matches!(self.sequences[&id].phase, Phase::Ready(_))
+    fn is_preemptable(&self, id: SequenceKey) -> bool {
+        let sequence = &self.sequences[&id];
+        match sequence.phase {
+            Phase::Ready(_) => true,
+            Phase::Running(_) => !self.is_prefill(sequence),
+            Phase::Waiting | Phase::HandOff(_) => false,
+        }
     }
 
     /// The sequence gives up its pages and slots and waits; later its tokens are run again, its output unchanged.
@@ -154,7 +196,12 @@ impl Scheduler {
         if let Phase::Running(running) = std::mem::replace(&mut sequence.phase, Phase::Waiting) {
             self.free_slots.extend(running.slots);
         }
-        tracing::debug!(key = sequence.request.0, choice = sequence.choice, tokens = sequence.len(), "preempted");
+        tracing::debug!(
+            key = sequence.request.0,
+            choice = sequence.choice,
+            tokens = sequence.len(),
+            "preempted"
+        );
         self.observations.push(Observation::Preempted);
     }
 

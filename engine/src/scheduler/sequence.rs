@@ -145,7 +145,13 @@ impl Sequence {
     }
 
     /// The hashes of its first `pages` pages, which must be full.
-    pub(super) fn hashes(&mut self, pages: u32, hasher: &BlockHasher, scope: CacheScope, page_tokens: u32) -> &[BlockHash] {
+    pub(super) fn hashes(
+        &mut self,
+        pages: u32,
+        hasher: &BlockHasher,
+        scope: CacheScope,
+        page_tokens: u32,
+    ) -> &[BlockHash] {
         let size = page_tokens as usize;
         for page in self.hashes.len()..pages as usize {
             let parent = self.hashes.last().copied();

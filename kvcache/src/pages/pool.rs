@@ -139,6 +139,9 @@ impl Pool {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("total", &self.total).field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("Pool")
+            .field("total", &self.total)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
     }
 }

@@ -13,11 +13,11 @@ use parking_lot::Mutex;
 
 use super::{PAGE_TOKENS, VOCAB};
 
-pub const LAYERS: u32 = 3;
+pub(crate) const LAYERS: u32 = 3;
 
 /// Lets steps finish, or not. Clones are the same gate.
 #[derive(Clone)]
-pub struct Gate(Arc<Mutex<GateState>>);
+pub(crate) struct Gate(Arc<Mutex<GateState>>);
 
 struct GateState {
     /// Steps that may still finish; none: any number.
@@ -31,19 +31,19 @@ struct GatedExecutor {
     gate: Gate,
 }
 
-pub type Factory = Box<dyn FnOnce(Wake) -> Result<Box<dyn Executor>, BoxError> + Send>;
+pub(crate) type Factory = Box<dyn FnOnce(Wake) -> Result<Box<dyn Executor>, BoxError> + Send>;
 
 impl Gate {
-    pub fn open() -> Self {
+    pub(crate) fn open() -> Self {
         Self::with(None)
     }
 
-    pub fn closed() -> Self {
+    pub(crate) fn closed() -> Self {
         Self::with(Some(0))
     }
 
     /// Lets so many steps finish, and no more.
-    pub fn after(steps: u32) -> Self {
+    pub(crate) fn after(steps: u32) -> Self {
         Self::with(Some(steps))
     }
 
@@ -55,12 +55,12 @@ impl Gate {
         })))
     }
 
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         self.change(|state| state.left = None);
     }
 
     /// The device fails.
-    pub fn break_down(&self) {
+    pub(crate) fn break_down(&self) {
         self.change(|state| {
             state.left = None;
             state.broken = true;
@@ -89,7 +89,7 @@ impl Gate {
     }
 }
 
-pub fn factory(engine: &EngineConfig, gate: Gate) -> Factory {
+pub(crate) fn factory(engine: &EngineConfig, gate: Gate) -> Factory {
     let config = FakeConfig {
         limits: ExecutorLimits {
             pages: engine.kv_pages,

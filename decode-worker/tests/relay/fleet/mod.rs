@@ -17,22 +17,22 @@ use baton_proto::v1::{
 use baton_worker::{RunningWorker, ServedModel, WorkerConfig, WorkerSetup};
 use tonic::{Status, Streaming, transport::Channel};
 
-pub use executor::Gate;
-pub use scripted::{Line, ScriptedPrefill};
+pub(crate) use executor::Gate;
+pub(crate) use scripted::{Line, ScriptedPrefill};
 
-pub const PAGE_TOKENS: usize = 16;
-pub const VOCAB: u32 = 5000;
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PAGE_TOKENS: usize = 16;
+pub(crate) const VOCAB: u32 = 5000;
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How a worker of the fleet differs from the others.
 #[derive(Clone)]
-pub struct Shape {
-    pub worker: WorkerConfig,
-    pub engine: EngineConfig,
-    pub transfer: TransferConfig,
-    pub decode: DecodeConfig,
-    pub revision: String,
-    pub gate: Gate,
+pub(crate) struct Shape {
+    pub(crate) worker: WorkerConfig,
+    pub(crate) engine: EngineConfig,
+    pub(crate) transfer: TransferConfig,
+    pub(crate) decode: DecodeConfig,
+    pub(crate) revision: String,
+    pub(crate) gate: Gate,
 }
 
 impl Default for Shape {
@@ -61,14 +61,14 @@ impl Default for Shape {
 }
 
 impl Shape {
-    pub async fn prefill(self) -> RunningWorker {
+    pub(crate) async fn prefill(self) -> RunningWorker {
         let (setup, _) = self.setup();
         PrefillWorker::start(setup)
             .await
             .expect("the prefill worker starts")
     }
 
-    pub async fn decode(self) -> RunningWorker {
+    pub(crate) async fn decode(self) -> RunningWorker {
         let (setup, config) = self.setup();
         DecodeWorker::start(setup, config)
             .await
@@ -103,14 +103,14 @@ impl Shape {
 
 /// What came of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Answer {
-    pub tokens: BTreeMap<u32, Vec<u32>>,
-    pub finished: BTreeMap<u32, FinishReason>,
-    pub prefilled: Option<Prefilled>,
+pub(crate) struct Answer {
+    pub(crate) tokens: BTreeMap<u32, Vec<u32>>,
+    pub(crate) finished: BTreeMap<u32, FinishReason>,
+    pub(crate) prefilled: Option<Prefilled>,
 }
 
 /// A request of `length` tokens that are like no others with another `salt`.
-pub fn request(salt: u32, length: u32, max_tokens: u32) -> DecodeRequest {
+pub(crate) fn request(salt: u32, length: u32, max_tokens: u32) -> DecodeRequest {
     DecodeRequest {
         request_id: format!("r{salt}"),
         model: "fake".into(),
@@ -129,14 +129,14 @@ pub fn request(salt: u32, length: u32, max_tokens: u32) -> DecodeRequest {
     }
 }
 
-pub fn prompt(salt: u32, length: u32) -> Vec<u32> {
+pub(crate) fn prompt(salt: u32, length: u32) -> Vec<u32> {
     (0..length)
         .map(|position| (position * 7 + salt * 131) % VOCAB)
         .collect()
 }
 
 /// With these prefill workers, in order.
-pub fn with_prefill(mut request: DecodeRequest, workers: &[&RunningWorker]) -> DecodeRequest {
+pub(crate) fn with_prefill(mut request: DecodeRequest, workers: &[&RunningWorker]) -> DecodeRequest {
     request.prefill = workers
         .iter()
         .map(|worker| PrefillCandidate {
@@ -148,7 +148,7 @@ pub fn with_prefill(mut request: DecodeRequest, workers: &[&RunningWorker]) -> D
 }
 
 /// What the fake model says to `request`, for one choice.
-pub fn expected(request: &DecodeRequest, choice: u32) -> Vec<u32> {
+pub(crate) fn expected(request: &DecodeRequest, choice: u32) -> Vec<u32> {
     let sampling = SamplingParams {
         temperature: 1.0,
         seed: 11,
@@ -158,23 +158,26 @@ pub fn expected(request: &DecodeRequest, choice: u32) -> Vec<u32> {
     FakeModel { vocab: VOCAB }.continue_from(&request.prompt_ids, max_tokens, choice, &sampling)
 }
 
-pub async fn open(decode: &RunningWorker, request: DecodeRequest) -> Result<Streaming<DecodeEvent>, Status> {
+pub(crate) async fn open(
+    decode: &RunningWorker,
+    request: DecodeRequest,
+) -> Result<Streaming<DecodeEvent>, Status> {
     Ok(client(decode).await.generate(request).await?.into_inner())
 }
 
-pub async fn client(worker: &RunningWorker) -> DecodeClient<Channel> {
+pub(crate) async fn client(worker: &RunningWorker) -> DecodeClient<Channel> {
     DecodeClient::connect(worker.identity().url.clone())
         .await
         .expect("the worker listens")
 }
 
-pub async fn generate(decode: &RunningWorker, request: DecodeRequest) -> Result<Answer, Status> {
+pub(crate) async fn generate(decode: &RunningWorker, request: DecodeRequest) -> Result<Answer, Status> {
     let stream = open(decode, request).await?;
     within(collect(stream)).await
 }
 
 /// Everything up to the end of the stream.
-pub async fn collect(mut stream: Streaming<DecodeEvent>) -> Result<Answer, Status> {
+pub(crate) async fn collect(mut stream: Streaming<DecodeEvent>) -> Result<Answer, Status> {
     let mut answer = Answer::default();
     while let Some(event) = stream.message().await? {
         match event.event.expect("an event") {
@@ -193,7 +196,7 @@ pub async fn collect(mut stream: Streaming<DecodeEvent>) -> Result<Answer, Statu
 }
 
 /// The first event that satisfies `wanted`.
-pub async fn heard(stream: &mut Streaming<DecodeEvent>, wanted: impl Fn(&Event) -> bool) -> Event {
+pub(crate) async fn heard(stream: &mut Streaming<DecodeEvent>, wanted: impl Fn(&Event) -> bool) -> Event {
     within(async {
         loop {
             let event = stream
@@ -212,7 +215,7 @@ pub async fn heard(stream: &mut Streaming<DecodeEvent>, wanted: impl Fn(&Event) 
 }
 
 /// The worker has nothing to do and every page is free, or kept by the prefix cache alone.
-pub async fn all_pages_back(worker: &RunningWorker) {
+pub(crate) async fn all_pages_back(worker: &RunningWorker) {
     eventually("all pages come back", || {
         let load = worker.engine().load();
         load.running == 0
@@ -224,7 +227,7 @@ pub async fn all_pages_back(worker: &RunningWorker) {
     .await;
 }
 
-pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !holds() {
         assert!(tokio::time::Instant::now() < deadline, "in time: {what}");
@@ -232,14 +235,14 @@ pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-pub async fn within<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future)
         .await
         .expect("it ends in time")
 }
 
 /// A metric's value, summed over the samples that carry `label`; an empty label takes all.
-pub fn metric(worker: &RunningWorker, name: &str, label: &str) -> f64 {
+pub(crate) fn metric(worker: &RunningWorker, name: &str, label: &str) -> f64 {
     let families = worker.registry().gather();
     let found = families.iter().filter(|family| family.name() == name);
     let samples = found.flat_map(|family| family.get_metric());

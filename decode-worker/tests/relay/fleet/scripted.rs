@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status, transport::Server};
 
 /// One thing that it does.
 #[derive(Clone, Debug)]
-pub enum Line {
+pub(crate) enum Line {
     Started,
     /// The first token of choice 0.
     First(u32),
@@ -23,12 +23,12 @@ pub enum Line {
     Hang,
 }
 
-pub struct ScriptedPrefill {
-    pub addr: SocketAddr,
+pub(crate) struct ScriptedPrefill {
+    pub(crate) addr: SocketAddr,
     /// The requests that it got.
-    pub requests: mpsc::Receiver<PrefillRequest>,
+    pub(crate) requests: mpsc::Receiver<PrefillRequest>,
     /// One message for each stream that its caller let go.
-    pub dropped: mpsc::Receiver<()>,
+    pub(crate) dropped: mpsc::Receiver<()>,
     _server: AbortOnDropHandle<()>,
 }
 
@@ -41,7 +41,7 @@ struct Service {
 struct TellDropped(mpsc::Sender<()>);
 
 impl ScriptedPrefill {
-    pub async fn start(script: Vec<Line>) -> Self {
+    pub(crate) async fn start(script: Vec<Line>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("bound");
         let (request_sender, requests) = mpsc::channel(16);
@@ -64,7 +64,7 @@ impl ScriptedPrefill {
         }
     }
 
-    pub fn candidate(&self) -> PrefillCandidate {
+    pub(crate) fn candidate(&self) -> PrefillCandidate {
         PrefillCandidate {
             worker_id: "scripted".into(),
             addr: format!("http://{}", self.addr),
