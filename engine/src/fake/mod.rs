@@ -88,6 +88,12 @@ impl FakeExecutor {
         self.failed = Some(reason.into());
     }
 
+    /// Why it has failed, or will at the next call.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.failed.as_deref()
+    }
+
     /// Makes the slots and copies of the oldest step take effect, and finds out what its rows are.
     fn begin(&mut self, step: &mut Step) -> Result<(), String> {
         let model = self.model();
