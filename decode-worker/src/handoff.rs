@@ -4,15 +4,14 @@
 //! arrives once pages are granted. The attempt is complete when both the first tokens and all KV are here. Dropping it
 //! cancels the call and aborts the transfer.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc, time::Duration};
 
 use baton_kvcache::{
     PagePin,
     transfer::{Inbound, Received, TransferError},
 };
-use baton_proto::TraceContext;
 use baton_proto::{
-    TransferId,
+    TraceContext, TransferId,
     v1::{
         DecodeRequest, FirstToken, KvTarget, PrefillCandidate, PrefillEvent, PrefillRequest, Started,
         prefill_client::PrefillClient, prefill_event::Event,
@@ -57,6 +56,9 @@ pub(crate) struct Handoff {
     outcome: &'static str,
     _awaiting: Awaiting,
 }
+
+/// Time for a prefill worker to end its call after the last of its KV.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What a hand-off is for.
 pub(crate) struct Errand<'a> {
@@ -189,6 +191,7 @@ impl Handoff {
         loop {
             if let Some(delivery) = self.delivery() {
                 self.outcome = "done";
+                self.call.see_off();
                 self.peers
                     .metrics
                     .handoff_seconds
@@ -298,6 +301,16 @@ impl Call {
                 Self::Open(stream) => return stream.message().await,
                 Self::Done => return std::future::pending().await,
             }
+        }
+    }
+
+    /// Listens to the rest of a call whose KV is here. The prefill worker has the acknowledgement still to read and
+    /// `KvDone` to say: hanging up now would make a cancelled run of a good one.
+    fn see_off(&mut self) {
+        if let Self::Open(mut stream) = mem::replace(self, Self::Done) {
+            tokio::spawn(tokio::time::timeout(FAREWELL, async move {
+                while let Ok(Some(_)) = stream.message().await {}
+            }));
         }
     }
 }

@@ -81,26 +81,38 @@ async fn answers_do_not_depend_on_how_they_are_served() {
         for system in [system, cold] {
             assert!(handoffs(&system) > 0, "{topology:?} handed KV over");
             system.until_pages_are_back(Duration::from_secs(2)).await;
+            assert_eq!(
+                early_ends(&system),
+                0,
+                "{topology:?}: a hand-off that is done is not cancelled"
+            );
             system.parts.stop().await;
         }
     }
     assert_eq!(handoffs(&aggregated), 0);
 }
 
-/// Hand-offs that decode workers received.
+/// Transfers that ended early, at either end.
+fn early_ends(system: &System) -> u64 {
+    total(system, "baton_kv_transfer_aborts_total")
+}
+
+/// Bytes that were handed over, at both ends.
 fn handoffs(system: &System) -> u64 {
-    let families = system
-        .parts
-        .decode
-        .iter()
-        .flat_map(|worker| worker.registry().gather());
-    let bytes = families.filter(|family| family.name() == "baton_kv_transfer_bytes_total");
-    bytes
+    total(system, "baton_kv_transfer_bytes_total")
+}
+
+/// The sum of a counter over all workers and labels.
+fn total(system: &System, counter: &str) -> u64 {
+    let workers = system.parts.decode.iter().chain(&system.parts.prefill);
+    let families = workers.flat_map(|worker| worker.registry().gather());
+    let found = families.filter(|family| family.name() == counter);
+    found
         .flat_map(|family| {
             family
                 .get_metric()
                 .iter()
-                .map(|m| m.get_counter().get_value() as u64)
+                .map(|metric| metric.get_counter().get_value() as u64)
                 .collect::<Vec<_>>()
         })
         .sum()
