@@ -6,7 +6,7 @@ use super::{
     Notice, Observation, RequestKey, Scheduler,
     block_table::BlockTable,
     room::Promised,
-    sequence::{HandOff, Phase, SequenceKey},
+    sequence::{HandOff, Phase, Sequence, SequenceKey},
 };
 use crate::{
     handle::FirstToken,
@@ -183,7 +183,12 @@ impl Scheduler {
                     return Err(NoLease::NoPages);
                 }
             }
-            Grant::Forced => while self.available() < missing && self.preempt_any() {},
+            Grant::Forced => {
+                if self.available() + self.preemptable() < missing {
+                    return Err(NoLease::NoPages);
+                }
+                while self.available() < missing && self.preempt_any() {}
+            }
         }
         let pages = self.take_pages(missing, rank, &mut Promised::default());
         if pages.len() < missing as usize {
@@ -211,15 +216,30 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Lets the first hand-off have its lease that keeps pages from others while it waits behind them. Returns whether
-    /// there was one.
+    /// Gives some hand-off its lease although others wait before it: first those that hold pages here, but in the end any,
+    /// since its prefill worker keeps pages for it too, which others may wait for there. Returns whether there was one.
     pub(super) fn force_lease(&mut self) -> bool {
-        let holds = |id: SequenceKey| match &self.sequences[&id].phase {
-            Phase::HandOff(HandOff::LeaseWanted { held, .. }) => held.len() > 0,
-            _ => false,
+        let wanted = |holds: bool| {
+            move |sequence: &Sequence| match &sequence.phase {
+                Phase::HandOff(HandOff::LeaseWanted { held, .. }) => (held.len() > 0) == holds,
+                _ => false,
+            }
         };
-        let first = self.queue.iter().map(|rank| rank.sequence).find(|id| holds(*id));
-        first.is_some_and(|id| self.grant(id, Grant::Forced).is_ok())
+        for holds in [true, false] {
+            let candidates: Vec<SequenceKey> = self
+                .queue
+                .iter()
+                .map(|rank| rank.sequence)
+                .filter(|id| wanted(holds)(&self.sequences[id]))
+                .collect();
+            if candidates
+                .into_iter()
+                .any(|id| self.grant(id, Grant::Forced).is_ok())
+            {
+                return true;
+            }
+        }
+        false
     }
 
     /// Pages that leases may use together, held ones included.

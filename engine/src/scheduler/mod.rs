@@ -19,6 +19,9 @@
 //! - **Hand-offs** lease pages in order of rank and from `inbound_share` of the pool; a prompt that exceeds the share is run
 //!   here. The cached pages that requests hold while they wait for a lease come out of the rest of the pool, so together they cannot
 //!   block each other.
+//! - **Standstill.** Where nothing is in flight and nothing can be planned, what holds things up is held by hand-offs that wait
+//!   for a lease, or by those that run while somebody before them lacks a slot. Then a lease is granted, or a slot taken, out of
+//!   order. New hand-offs hold nothing while anybody lacks pages, so this happens a bounded number of times.
 
 mod admission;
 mod apply;
@@ -87,7 +90,7 @@ pub struct Scheduler {
     in_flight: VecDeque<plan::InFlight>,
     /// Sources of the copies of the step being planned.
     copied: Vec<PagePin>,
-    /// At the last plan, somebody who waits lacked pages.
+    /// At the last plan, somebody lacked pages.
     page_starved: bool,
     last_step: u64,
     last_sequence: u64,

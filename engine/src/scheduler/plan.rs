@@ -106,6 +106,7 @@ impl Scheduler {
         for draft in self.drafts() {
             self.plan_row(&draft, &mut promised, &mut planned, &mut flight);
         }
+        self.page_starved |= promised.any();
         if flight.rows.is_empty() {
             return None;
         }

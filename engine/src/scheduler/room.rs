@@ -21,6 +21,12 @@ pub(super) struct DecodeRow {
 #[derive(Debug, Default)]
 pub(super) struct Promised(u32);
 
+impl Promised {
+    pub(super) fn any(&self) -> bool {
+        self.0 > 0
+    }
+}
+
 impl Scheduler {
     pub(super) fn pages_for(&self, positions: u32) -> u32 {
         positions.div_ceil(self.page_tokens)
@@ -141,6 +147,14 @@ impl Scheduler {
         true
     }
 
+    /// Pages of all that can be preempted; those that they share count for each.
+    pub(super) fn preemptable(&self) -> u32 {
+        let all = self.running.iter().chain(&self.queue).map(|rank| rank.sequence);
+        all.filter(|id| self.is_preemptable(*id))
+            .map(|id| self.held(id))
+            .sum()
+    }
+
     /// No step is in flight and none can be planned. Two things beside a page can be missing, and others have them that wait
     /// for pages themselves: a lease, by those that hold pages for it, and a slot, by who ranks before those that run. Returns
     /// whether that helped.
@@ -223,9 +237,13 @@ impl Scheduler {
     }
 
     fn held_or_wanted(&self, id: SequenceKey) -> u32 {
+        self.held(id) + self.wanted(id)
+    }
+
+    fn held(&self, id: SequenceKey) -> u32 {
         match &self.sequences[&id].phase {
             Phase::Ready(table) => table.len(),
-            Phase::Running(running) => running.table.len() + self.wanted(id),
+            Phase::Running(running) => running.table.len(),
             Phase::Waiting | Phase::HandOff(_) => 0,
         }
     }

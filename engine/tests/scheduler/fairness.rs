@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use baton_engine::{request::Work, scheduler::RequestKey};
+use proptest::prelude::*;
 
 use crate::{
     relay::{Relay, request},
@@ -141,4 +142,66 @@ fn who_came_last_is_preempted_and_its_output_is_unchanged() {
     assert!(!relay.decode.logs[&second].ended);
     relay.run_out();
     relay.check_end();
+}
+
+/// One of an endless stream of requests: prompt, output, choices, priority, and whether it is handed off.
+type Newcomer = (u32, u32, u32, i32, bool);
+
+fn newcomer() -> impl Strategy<Value = Newcomer> {
+    (1_u32..30, 1_u32..12, 1_u32..3, -2_i32..3, any::<bool>())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+
+    /// Whatever a request is like, and however many keep coming, of whatever priority: it ends, because from some moment
+    /// on all that come rank behind it.
+    #[test]
+    fn nobody_starves_under_an_endless_stream(
+        (pages, slots, batch, prefills) in (14_u32..40, 1_u32..5, 2_u32..20, 1_usize..4),
+        inbound_share in 0.2_f64..1.0,
+        drafts in 0_u32..3,
+        (prompt, max_tokens, fan, priority, hand_off) in newcomer(),
+        stream in prop::collection::vec(newcomer(), 8..40),
+    ) {
+        let shape = Shape {
+            pages, slots, batch, prefills, inbound_share, drafts, context: 48, vocab: 60, max_waiting: 16, ..roomy()
+        };
+        let mut relay = Relay::new(&shape, &shape);
+        let mut number = 0;
+        let mut arrive = |relay: &mut Relay, (prompt, max_tokens, fan, priority, hand_off): Newcomer| {
+            number += 1;
+            let work = match hand_off {
+                true => Work::GenerateFromHandoff { min_missing_tokens: 4 },
+                false => Work::Generate,
+            };
+            let tokens = (0..prompt).map(|position| (position * 7 + number % 5) % 60).collect();
+            let mut request = request(tokens, choices(fan), stop(max_tokens), work);
+            request.priority = priority;
+            relay.submit(request)
+        };
+        // The stream is there already, and the queue is half full.
+        for newcomer in stream.iter().take(8) {
+            arrive(&mut relay, *newcomer);
+        }
+        let Some(target) = arrive(&mut relay, (prompt, max_tokens, fan, priority, hand_off)) else {
+            return Ok(());
+        };
+        // A turn is a millisecond: after 200 of them four levels of priority are made up for. What was accepted until then
+        // has bounded work, of which every few turns do some.
+        let mut newcomers = stream.iter().cycle();
+        for turn in 0..30_000 {
+            if relay.decode.logs[&target].ended {
+                return Ok(());
+            }
+            if relay.decode.scheduler.load().waiting < 12 {
+                arrive(&mut relay, *newcomers.next().expect("endless"));
+            }
+            relay.now += Duration::from_millis(1);
+            relay.turn(turn);
+        }
+        let log = &relay.decode.logs[&target];
+        let loads = (relay.decode.scheduler.load(), relay.prefill.scheduler.load());
+        prop_assert!(false, "starved with {:?} and {:?}: {loads:?}", log.outputs, log.leased);
+    }
 }

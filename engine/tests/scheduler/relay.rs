@@ -222,6 +222,17 @@ impl Relay {
         }
     }
 
+    /// Everybody does a little. Returns whether anybody could.
+    pub(crate) fn turn(&mut self, turn: usize) -> bool {
+        let mut moved = false;
+        for worker in [&mut self.decode, &mut self.prefill] {
+            moved |= worker.plan(self.now);
+            moved |= worker.plan(self.now);
+            moved |= worker.poll(self.now);
+        }
+        moved | self.network(turn)
+    }
+
     /// Lets everything go on until all is done. Every turn makes some progress, so the number of turns is bounded.
     pub(crate) fn run_out(&mut self) {
         let tokens = |worker: &Worker| -> usize {
@@ -234,13 +245,7 @@ impl Relay {
         let bound = 200 + 40 * (tokens(&self.decode) + tokens(&self.prefill));
         for turn in 0..bound {
             self.now += Duration::from_millis(1);
-            let mut moved = false;
-            for worker in [&mut self.decode, &mut self.prefill] {
-                moved |= worker.plan(self.now);
-                moved |= worker.plan(self.now);
-                moved |= worker.poll(self.now);
-            }
-            moved |= self.network(turn);
+            let moved = self.turn(turn);
             if !moved && self.decode.is_idle() && self.prefill.is_idle() {
                 return;
             }
