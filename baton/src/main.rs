@@ -1,5 +1,7 @@
 //! The one binary. Nothing but wiring.
 
+use std::process::ExitCode;
+
 use anyhow::Context as _;
 use baton::{
     cli::{BenchCommand, Cli, Command},
@@ -8,7 +10,18 @@ use baton::{
 };
 use clap::Parser as _;
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        // The chain of causes on one line: a backtrace is no help to whoever starts this.
+        Err(error) => {
+            eprintln!("baton: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<()> {
     let cli = Cli::parse();
     let config = BatonConfig::load(cli.config.config.as_deref(), cli.overrides())?;
     if cli.config.print_config {

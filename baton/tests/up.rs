@@ -81,7 +81,7 @@ async fn a_killed_decode_worker_fails_its_own_streams_only_and_comes_back() {
     // Long streams on both decode workers, so that one kill hits some and spares others.
     let mut streams: Vec<ChatStream> = Vec::new();
     for _ in 0..8 {
-        let mut stream = up.endless().await;
+        let mut stream = up.long().await;
         stream
             .next_delta()
             .await
@@ -94,8 +94,9 @@ async fn a_killed_decode_worker_fails_its_own_streams_only_and_comes_back() {
         streams.iter().any(|stream| stream.decode_worker != victim),
         "both workers are used"
     );
-    let killed = Instant::now();
     up.kill_member(&victim);
+    up.until_logged(&victim, "serves again", Duration::from_secs(5))
+        .await;
 
     let outcomes = futures::future::join_all(streams.into_iter().map(|stream| async {
         let worker = stream.decode_worker.clone();
@@ -114,9 +115,6 @@ async fn a_killed_decode_worker_fails_its_own_streams_only_and_comes_back() {
         }
     }
 
-    up.until_logged(&victim, "serves again", Duration::from_secs(5))
-        .await;
-    assert!(killed.elapsed() < Duration::from_secs(30));
     let used_again = async {
         loop {
             let stream = up.chat("Hello!", 4).await;
@@ -127,7 +125,7 @@ async fn a_killed_decode_worker_fails_its_own_streams_only_and_comes_back() {
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), used_again)
+    tokio::time::timeout(Duration::from_secs(20), used_again)
         .await
         .expect("the restarted worker is used again");
     up.until_pages_are_back(Duration::from_secs(5)).await;
@@ -167,5 +165,6 @@ async fn a_start_that_cannot_work_says_why() {
         let (status, output) = support::run_to_end(&args).await;
         assert!(!status.success(), "{args:?} succeeded");
         assert!(output.contains(part), "{args:?} does not name {part}: {output}");
+        assert!(!output.contains("backtrace"), "{args:?}: {output}");
     }
 }

@@ -160,9 +160,9 @@ impl Up {
         self.stream("/v1/chat/completions", body).await
     }
 
-    /// A stream that lasts until the context is full.
-    pub(crate) async fn endless(&self) -> ChatStream {
-        let body = serde_json::json!({"prompt": "Once upon a time", "max_tokens": 3000, "ignore_eos": true});
+    /// A stream that lasts for seconds.
+    pub(crate) async fn long(&self) -> ChatStream {
+        let body = serde_json::json!({"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": true});
         self.stream("/v1/completions", body).await
     }
 
