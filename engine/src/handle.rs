@@ -184,8 +184,8 @@ impl RequestHandle {
             });
     }
 
-    /// The leased pages hold the prompt's KV: decoding begins after these tokens, one for each choice. They are sent
-    /// back as the first [`EngineEvent::Tokens`]; one that ends its choice does so at once.
+    /// The leased pages hold the prompt's KV: decoding begins after these tokens, one for each choice. They
+    /// are the caller's already and are not sent back; one that ends its choice does so at once.
     pub fn adopt(&self, first: Vec<FirstToken>) {
         self.shared
             .inbox
